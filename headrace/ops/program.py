@@ -1,0 +1,159 @@
+"""Recording a model as a `Program`: allocate buffers, append ops, note the shapes of weights.
+
+Each method appends one op and returns its output buffer. A weight that is named twice must have the
+same shape both times (tied embeddings).
+"""
+
+from typing import Any, Literal
+
+from headrace.ops.spec import (
+    Activation,
+    Attention,
+    Buffer,
+    Embed,
+    Gated,
+    Linear,
+    Logits,
+    Op,
+    Program,
+    RmsNorm,
+    RopeStore,
+    Sample,
+)
+
+Norm = Literal["rms", "layer", "none"]
+
+
+class ProgramBuilder:
+    """Collects ops; `finish` returns the immutable program."""
+
+    def __init__(self) -> None:
+        self._ops: list[Op] = []
+        self._buffers: list[Buffer] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._taps: dict[str, Buffer] = {}
+
+    def _buffer(self, width: int, rows: Literal["tokens", "logits"] = "tokens") -> Buffer:
+        buffer = Buffer(len(self._buffers), width, rows)
+        self._buffers.append(buffer)
+        return buffer
+
+    def _weight(self, name: str | None, *shape: int) -> None:
+        if name is None:
+            return
+        if self._shapes.setdefault(name, shape) != shape:
+            raise ValueError(f"weight {name} is used as {self._shapes[name]} and as {shape}")
+
+    def embed(
+        self,
+        table: str,
+        vocabulary: int,
+        width: int,
+        scale: float = 1.0,
+        positions: str | None = None,
+        max_positions: int = 0,
+    ) -> Buffer:
+        """Rows of the embedding table, [T, width]."""
+        self._weight(table, vocabulary, width)
+        self._weight(positions, max_positions, width)
+        out = self._buffer(width)
+        self._ops.append(Embed(out, table, scale, positions))
+        return out
+
+    def rms_norm(
+        self,
+        x: Buffer,
+        weight: str | None,
+        eps: float,
+        *,
+        residual: Buffer | None = None,
+        residual_scale: float = 1.0,
+        norm: Norm = "rms",
+        bias: str | None = None,
+    ) -> Buffer:
+        """The norm of x, or of residual += residual_scale * x; [T, x.width]."""
+        self._weight(weight, x.width)
+        self._weight(bias, x.width)
+        out = self._buffer(x.width)
+        self._ops.append(RmsNorm(x, out, weight, eps, residual, residual_scale, norm, bias))
+        return out
+
+    def linear(self, x: Buffer, weight: str, width: int, bias: str | None = None) -> Buffer:
+        """x @ weight.T + bias, [T, width]."""
+        self._weight(weight, width, x.width)
+        self._weight(bias, width)
+        out = self._buffer(width)
+        self._ops.append(Linear(x, out, weight, bias))
+        return out
+
+    def rope_store(
+        self,
+        qkv: Buffer,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rope: str | None,
+        rotary: int,
+        **options: Any,
+    ) -> Buffer:
+        """Rotated q, [T, heads * head_dim]; k and v go to the pages. Options as in `RopeStore`."""
+        if rope is not None:
+            self._weight(rope, rotary // 2)
+        over_row = options.get("norm_over", "head") == "row"
+        self._weight(options.get("q_norm"), (heads if over_row else 1) * head_dim)
+        self._weight(options.get("k_norm"), (kv_heads if over_row else 1) * head_dim)
+        out = self._buffer(heads * head_dim)
+        self._ops.append(RopeStore(qkv, out, layer, heads, kv_heads, head_dim, rope, **options))
+        return out
+
+    def attention(
+        self,
+        q: Buffer,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        **options: Any,
+    ) -> Buffer:
+        """[T, heads * head_dim]. Options as in `Attention`."""
+        self._weight(options.get("sinks"), heads)
+        out = self._buffer(heads * head_dim)
+        self._ops.append(Attention(q, out, layer, heads, kv_heads, head_dim, scale, **options))
+        return out
+
+    def gated(self, x: Buffer, activation: Activation, gated: bool = True) -> Buffer:
+        """act(gate) * up of x = gate | up, [T, x.width / 2]; or act(x) where not gated."""
+        out = self._buffer(x.width // 2 if gated else x.width)
+        self._ops.append(Gated(x, out, activation, gated))
+        return out
+
+    def tap(self, name: str, buffer: Buffer) -> None:
+        """Export the rows of a buffer under a name."""
+        self._taps[name] = buffer
+
+    def logits(
+        self,
+        x: Buffer,
+        weight: str,
+        vocabulary: int,
+        *,
+        bias: str | None = None,
+        scale: float = 1.0,
+        softcap: float | None = None,
+    ) -> Buffer:
+        """[R, vocabulary] of the logits rows of x."""
+        self._weight(weight, vocabulary, x.width)
+        self._weight(bias, vocabulary)
+        out = self._buffer(vocabulary, "logits")
+        self._ops.append(Logits(x, out, weight, bias, scale, softcap))
+        return out
+
+    def finish(self, hidden: Buffer, logits: Buffer) -> Program:
+        """End with `Sample` over the logits. hidden: the rows that `Logits` read."""
+        self._ops.append(Sample(logits))
+        return Program(
+            tuple(self._ops), tuple(self._buffers), dict(self._shapes), logits, hidden,
+            dict(self._taps),
+        )  # fmt: skip
