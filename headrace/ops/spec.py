@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol
 
-from headrace.ops.batch import Limits, RaggedBatch
+from headrace.ops.batch import F32, Limits, RaggedBatch
 from headrace.ops.weights import Weight
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
@@ -381,6 +381,13 @@ class Executable(Protocol):
 
     def run(self) -> None:
         """Execute the copies of the batch, then the program. Changes pages and outputs."""
+
+    def read(self, buffer: Buffer) -> F32:
+        """A copy of the rows of `buffer` as the last `run` left them, [rows of that step, width].
+
+        For `Program.logits`, `Program.hidden` and the taps; a back-end reuses the memory of other
+        buffers and raises KeyError for them.
+        """
 
     def close(self) -> None:
         """Free pages, weights and threads. Idempotent."""
