@@ -67,6 +67,9 @@ class Instruction {
   virtual int32_t pieces(const Step &step) const = 0;
   virtual void run(const Step &step, int32_t piece, Scratch &scratch) const = 0;
   virtual size_t scratch_bytes() const { return 0; }
+  // Bytes that the instruction itself allocated when it was made, for the memory plan. Makers never read
+  // through the pointers they are given (the plan makes a program over null addresses).
+  virtual size_t owned_bytes() const { return 0; }
   // What the step moves and computes, for GB/s and GOPS in `headrace bench kernels`.
   virtual double bytes(const Step &) const { return 0; }
   virtual double flops(const Step &) const { return 0; }
@@ -135,6 +138,9 @@ struct AttentionArgs {
   const float *sinks;  // or null
   int32_t max_rows, max_positions;
   int32_t threads;
+  // Memory that the instructions of one attention hand on among themselves (partials of spans), shared
+  // by all layers, 64-byte aligned; `attention_shared_bytes` says how much.
+  uint8_t *shared;
 };
 
 struct SampleArgs {
@@ -154,6 +160,7 @@ struct CopyArgs {
   std::unique_ptr<Instruction> make_gated(const GatedArgs &);                \
   std::unique_ptr<Instruction> make_rope_store(const RopeStoreArgs &);       \
   /* attention may be several instructions (spans, then merge) */            \
+  size_t attention_shared_bytes(const AttentionArgs &);                      \
   std::vector<std::unique_ptr<Instruction>> make_attention(const AttentionArgs &); \
   /* returns the sampling pass or passes */                                  \
   std::vector<std::unique_ptr<Instruction>> make_sample(const SampleArgs &); \
