@@ -1,8 +1,9 @@
 """The packed arrays of one step: what the engine writes and a back-end reads, at fixed addresses.
 
 One `RaggedBatch` is allocated at load for the largest step (`Limits`) and reused; a step sets the
-counts and the leading entries of each array. Arrays that hold per-request lists (penalties, biases,
-masks) may be replaced by larger ones; then `generation` goes up and a back-end binds again.
+counts and the leading entries of each array. Arrays per sample point, copies and per-request lists
+(penalties, biases, masks) may be replaced by larger ones; then `generation` goes up and a back-end
+binds again before it runs.
 """
 
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ class RaggedBatch:
                repetition, presence, frequency: float32. top_k: int32. seed: uint64.
                choice: int32, the index among `n`. sample_position: int32, the position that the new
                token will have. top_logprobs: int32, -1 no log-probabilities, else how many.
-               penalty_start: int32 [N + 1] into penalty_token: int32 (distinct ids of the prompt and
-               the output), penalty_count: int32 (times in the output, 0 = in the prompt only).
+               penalty_start: int32 [N + 1] into penalty_token: int32 (distinct ids of the prompt
+               and the output), penalty_count: int32 (times in the output, 0 = in the prompt only).
                bias_start: int32 [N + 1] into bias_token: int32, bias_value: float32.
                mask_index: int32 [N], -1 or a row of masks: uint32 [M, ceil(V / 32)], bit i % 32 of
                word i / 32 set when id i is allowed.
@@ -111,9 +112,22 @@ class RaggedBatch:
         self.out_top_token: I32 = np.zeros((samples, MAX_TOP_LOGPROBS), np.int32)
         self.out_top_logprob: F32 = np.zeros((samples, MAX_TOP_LOGPROBS), np.float32)
 
-    def reserve(self, penalties: int = 0, biases: int = 0, masks: int = 0) -> None:
-        """Make room for that many list entries and mask rows; contents of grown arrays are kept."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays as they are now."""
+        return sum(v.nbytes for v in vars(self).values() if isinstance(v, np.ndarray))
+
+    def reserve(
+        self, samples: int = 0, copies: int = 0, penalties: int = 0, biases: int = 0, masks: int = 0
+    ) -> None:
+        """Make room for that many sample points, copies, list entries and mask rows.
+
+        Contents of grown arrays are kept; `generation` goes up when an array was replaced.
+        """
         for names, need in (
+            (SAMPLE_ARRAYS, samples),
+            (("penalty_start", "bias_start"), samples + 1 if samples else 0),
+            (("copy",), copies),
             (("penalty_token", "penalty_count"), penalties),
             (("bias_token", "bias_value"), biases),
             (("masks",), masks),
@@ -125,3 +139,11 @@ class RaggedBatch:
                     grown[: len(array)] = array
                     setattr(self, name, grown)
                     self.generation += 1
+
+
+SAMPLE_ARRAYS = (
+    "sample_row", "forced", "temperature", "top_k", "top_p", "min_p", "repetition", "presence",
+    "frequency", "seed", "choice", "sample_position", "top_logprobs", "mask_index", "out_token",
+    "out_logprob", "out_rank", "out_top_token", "out_top_logprob",
+)  # fmt: skip
+"""Arrays of a `RaggedBatch` with one entry per sample point."""

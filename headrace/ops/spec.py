@@ -22,6 +22,14 @@ from typing import Literal, Protocol
 from headrace.ops.batch import F32, Limits, RaggedBatch
 from headrace.ops.weights import Weight
 
+WEIGHT_FIELDS = frozenset(
+    {
+        "table", "positions", "weight", "bias", "rope", "q_norm", "k_norm", "sinks", "up",
+        "gate_up", "down",
+    }
+)  # fmt: skip
+"""Fields of ops that name a weight."""
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"]
 
 
@@ -49,6 +57,11 @@ class Op:
     def buffers(self) -> list[Buffer]:
         """Every buffer the op touches, in field order."""
         return [v for f in fields(self) if isinstance(v := getattr(self, f.name), Buffer)]
+
+    def weights(self) -> list[str]:
+        """The names of the weights that the op reads, in field order."""
+        names = (getattr(self, f.name) for f in fields(self) if f.name in WEIGHT_FIELDS)
+        return [name for name in names if name is not None]
 
 
 @dataclass(frozen=True)
@@ -379,8 +392,12 @@ class Executable(Protocol):
 
     batch: RaggedBatch
 
-    def run(self) -> None:
-        """Execute the copies of the batch, then the program. Changes pages and outputs."""
+    def run(self, part: Literal["all", "forward", "sample"] = "all") -> None:
+        """Execute the copies of the batch, then the program. Changes pages and outputs.
+
+        part: 'forward' runs up to and with the logits, 'sample' the sampling after it, so that
+        grammar masks can be computed while the forward pass runs.
+        """
 
     def read(self, buffer: Buffer) -> F32:
         """A copy of the rows of `buffer` as the last `run` left them, [rows of that step, width].

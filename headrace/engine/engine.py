@@ -1,0 +1,307 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+`Engine` joins the pure scheduler (`core`), the packing and a loaded back-end. It does no I/O and owns
+no thread: the engine process (`process.py`) and the offline API (`llm.py`) drive it with `step()`.
+"""
+
+import time
+from collections.abc import Callable
+
+from headrace.core.plan import Event, Refused, Request, StepPlan
+from headrace.core.scheduler import Scheduler
+from headrace.engine.load import LoadedModel
+from headrace.engine.messages import Logprob, Observation, Output, Outputs, Submit
+from headrace.engine.pack import Packer, has_penalties, needs_lists
+from headrace.engine.state import ParameterTable, RequestState, SequenceState
+from headrace.errors import OverloadError, RequestError
+from headrace.ops.batch import RaggedBatch
+
+Clock = Callable[[], float]
+
+
+class Engine:
+    """One replica: a scheduler over one loaded model.
+
+    clock: seconds, monotonic; its value is the `now` of the core. Not thread-safe: one thread calls
+    `submit`, `abort`, `finish` and `step`.
+    """
+
+    def __init__(self, loaded: LoadedModel, clock: Clock = time.monotonic) -> None:
+        self.loaded = loaded
+        self.scheduler = Scheduler(loaded.plan.pool, loaded.plan.knobs)
+        self._executable = loaded.executable
+        self._batch: RaggedBatch = loaded.executable.batch
+        self._packer = Packer(self._batch)
+        self._parameters = ParameterTable(self._batch)
+        self._clock = clock
+        self._requests: dict[str, RequestState] = {}
+        self._by_number: dict[int, RequestState] = {}
+        self._sequences: dict[int, SequenceState] = {}
+        self._next_number = 0
+        self._pending: list[Output] = []
+        self._finished: list[Observation] = []
+        self.step_seconds = 0.0
+        self.kernel_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request is unfinished or an output waits to be fetched."""
+        return bool(self._requests or self._pending or self._finished)
+
+    def submit(self, submit: Submit) -> None:
+        """Take a request. Raises RequestError or OverloadError; nothing is kept then."""
+        if submit.id in self._requests:
+            raise RequestError("request_id", f"request id {submit.id!r} is already in use")
+        sampling = submit.sampling
+        number, now = self._next_number, self._clock()
+        request = Request(
+            id=number,
+            prompt=submit.prompt,
+            max_tokens=submit.max_tokens,
+            n=submit.n,
+            stop_tokens=frozenset(submit.stop_tokens),
+            min_tokens=submit.min_tokens,
+            priority=submit.priority,
+            namespace=submit.namespace,
+            score_from=None if sampling.prompt_logprobs is None else 1,
+        )
+        try:
+            self.scheduler.add(request, now)
+        except Refused as refused:
+            if refused.overload:
+                raise OverloadError(refused.message, retry_after=1.0) from None
+            raise RequestError(refused.field, refused.message) from None
+        self._next_number += 1
+        state = RequestState(number=number, submit=submit, arrived=now, open_sequences=submit.n)
+        if sampling.prompt_logprobs is not None:
+            state.prompt_logprobs = [None] * len(submit.prompt)
+        self._requests[submit.id] = state
+        self._by_number[number] = state
+
+    def abort(self, request_id: str) -> None:
+        """The client left. Unknown ids are ignored; no output follows."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return
+        self.scheduler.abort(state.number, self._clock())
+        self._forget(state, "abort")
+
+    def finish(self, request_id: str, choice: int) -> None:
+        """A stop string was found in one choice: that sequence ends, nothing more is sent of it."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return
+        for event in self.scheduler.finish(state.number, choice, self._clock()):
+            self._close(state, event)
+
+    def step(self) -> Outputs | None:
+        """Plan, run and apply one step. None when there was nothing to run or tell."""
+        started = self._clock()
+        plan = self.scheduler.step(started)
+        if plan is not None:
+            events = self._execute(plan)
+            for event in events:
+                self._output(event)
+        if not self._pending and not self._finished:
+            return None
+        outputs = Outputs(tuple(self._pending), tuple(self._finished), self.stats())
+        self._pending, self._finished = [], []
+        self.step_seconds = self._clock() - started
+        return outputs
+
+    def fail_all(self, message: str) -> None:
+        """End every request with an error; the next `step` tells their clients."""
+        for state in list(self._requests.values()):
+            self.scheduler.abort(state.number, self._clock())
+            self._pending.extend(
+                Output(state.submit.id, index, (), state.cached_tokens, "error", error=message)
+                for index in range(state.submit.n)
+            )
+            self._forget(state, "error")
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges for metrics (see docs/metrics.md)."""
+        stats = self.scheduler.stats()
+        values = {name: float(getattr(stats, name)) for name in type(stats).__slots__}
+        values["step_seconds"] = self.step_seconds
+        values["kernel_seconds"] = self.kernel_seconds
+        return values
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes that nobody uses."""
+        self.scheduler.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        self._executable.close()
+
+    # --- one step -----------------------------------------------------------------------------
+
+    def _execute(self, plan: StepPlan) -> list[Event]:
+        states = self._states(plan)
+        self._packer.pack(plan)
+        self._packer.pack_samples(plan, states, self._parameters)
+        self._pack_score_targets(plan, len(states))
+        batch = self._batch
+        before = self._clock()
+        try:
+            self._executable.run()
+        except BaseException:
+            self.scheduler.failed(plan.id, self._clock())
+            raise
+        now = self._clock()
+        self.kernel_seconds = now - before
+        self._collect_scores(plan, len(states))
+        tokens = [(token,) for token in batch.out_token[: len(states)].tolist()]
+        logprobs = self._logprobs(states)
+        events = self.scheduler.done(plan.id, tokens, now)
+        for index, state in enumerate(states):
+            self._account(state, tokens[index][0], logprobs.get(index), now)
+        return events
+
+    def _states(self, plan: StepPlan) -> list[SequenceState]:
+        """The state of each sample point; first sight of a request stamps its start."""
+        for sequence in plan.sequences:
+            if sequence not in self._sequences:
+                state = self._sequence(sequence).request
+                if state.scheduled is None:
+                    state.scheduled = self._clock()
+                    usage = self.scheduler.usage(state.number)
+                    state.cached_tokens = usage.cached_tokens
+        return [self._sequence(sequence) for sequence in plan.samples[1::2]]
+
+    def _sequence(self, sequence: int) -> SequenceState:
+        state = self._sequences.get(sequence)
+        if state is None:
+            known = self.scheduler.sequence(sequence)
+            request = self._by_number[known.request]
+            submit = request.submit
+            counts = None
+            if has_penalties(submit.sampling):
+                counts = dict.fromkeys(submit.prompt, 0)
+            state = SequenceState(
+                request=request,
+                sequence=sequence,
+                choice=known.choice,
+                row=self._parameters.add(submit, known.choice),
+                special=needs_lists(submit),
+                counts=counts,
+            )
+            self._sequences[sequence] = state
+            request.sequences[sequence] = state
+        return state
+
+    def _pack_score_targets(self, plan: StepPlan, first: int) -> None:
+        """What each scored position asks for: the known id there, and how many alternatives."""
+        for index in range(len(plan.scores) // 3):
+            submit = self._sequence(plan.scores[3 * index + 1]).request.submit
+            position = plan.scores[3 * index + 2]
+            self._batch.forced[first + index] = submit.prompt[position]
+            self._batch.top_logprobs[first + index] = submit.sampling.prompt_logprobs or 0
+
+    def _collect_scores(self, plan: StepPlan, first: int) -> None:
+        """Move the log-probabilities of scored prompt positions to their requests."""
+        for index in range(len(plan.scores) // 3):
+            request = self._sequence(plan.scores[3 * index + 1]).request
+            position = plan.scores[3 * index + 2]
+            if request.prompt_logprobs is not None:
+                wanted = request.submit.sampling.prompt_logprobs or 0
+                entry = self._logprob(first + index, wanted, request.submit.prompt[position])
+                request.prompt_logprobs[position] = entry
+
+    def _logprob(self, index: int, wanted: int, token: int) -> Logprob:
+        batch = self._batch
+        top = zip(
+            batch.out_top_token[index, :wanted].tolist(),
+            batch.out_top_logprob[index, :wanted].tolist(),
+            strict=True,
+        )
+        return Logprob(
+            token, float(batch.out_logprob[index]), int(batch.out_rank[index]), tuple(top)
+        )
+
+    def _logprobs(self, states: list[SequenceState]) -> dict[int, Logprob]:
+        """By sample point, for the sequences that want them."""
+        return {
+            index: self._logprob(index, wanted, int(self._batch.out_token[index]))
+            for index, state in enumerate(states)
+            if (wanted := state.request.submit.sampling.logprobs) is not None
+        }
+
+    def _account(
+        self, state: SequenceState, token: int, logprob: Logprob | None, now: float
+    ) -> None:
+        """Advance what depends on known tokens."""
+        state.outputs.append(token)
+        if state.counts is not None:
+            state.counts[token] = state.counts.get(token, 0) + 1
+        if logprob is not None:
+            state.cumulative_logprob += logprob.logprob
+            state.logprobs.append(logprob)
+        request = state.request
+        request.generated += 1
+        if request.first_token is None:
+            request.first_token = now
+
+    def _output(self, event: Event) -> None:
+        state = self._sequence(event.sequence)
+        request = state.request
+        submit = request.submit
+        prompt_logprobs = request.prompt_logprobs
+        if prompt_logprobs is not None and event.choice == 0 and not request.told_prompt:
+            request.told_prompt = True
+        else:
+            prompt_logprobs = None
+        logprobs = None
+        if submit.sampling.logprobs is not None:
+            logprobs, state.logprobs = tuple(state.logprobs), []
+        done = event.finish is not None
+        self._pending.append(
+            Output(
+                id=submit.id,
+                index=event.choice,
+                tokens=event.tokens,
+                cached_tokens=request.cached_tokens,
+                finish=event.finish,
+                stop_token=event.stop_token,
+                logprobs=logprobs,
+                prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+                cumulative_logprob=state.cumulative_logprob if done else None,
+            )
+        )
+        if done:
+            self._close(state.request, event)
+
+    def _close(self, request: RequestState, event: Event) -> None:
+        """A sequence ended: drop its state, and the request's with the last of them."""
+        state = request.sequences.pop(event.sequence, None)
+        if state is not None:
+            self._parameters.remove(state.row)
+            del self._sequences[event.sequence]
+        request.open_sequences -= 1
+        if request.open_sequences == 0:
+            self._forget(request, event.finish or "abort")
+
+    def _forget(self, request: RequestState, reason: str) -> None:
+        """Drop a request's state and note its timings."""
+        for state in request.sequences.values():
+            self._parameters.remove(state.row)
+            del self._sequences[state.sequence]
+        request.sequences.clear()
+        del self._requests[request.submit.id]
+        del self._by_number[request.number]
+        now = self._clock()
+        scheduled = now if request.scheduled is None else request.scheduled
+        first = now if request.first_token is None else request.first_token
+        self._finished.append(
+            Observation(
+                queue=scheduled - request.arrived,
+                prefill=max(first - scheduled, 0.0),
+                decode=now - first,
+                prompt_tokens=len(request.submit.prompt),
+                generation_tokens=request.generated,
+                cached_tokens=request.cached_tokens,
+                preemptions=request.preemptions,
+                finish=reason,
+            )
+        )

@@ -1,0 +1,71 @@
+"""Loading: a configuration becomes a model on a back-end, with the memory planned before."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.checkpoint import Checkpoint, open_checkpoint
+from headrace.config import EngineConfig
+from headrace.engine.memory import MemoryPlan, make_plan
+from headrace.errors import ConfigError
+from headrace.models.spec import Model
+from headrace.ops.backends import open_backend
+from headrace.ops.spec import Backend, Executable
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run. timeline: (what, seconds it took), in order."""
+
+    checkpoint: Checkpoint
+    model: Model
+    backend: Backend
+    executable: Executable
+    plan: MemoryPlan
+    timeline: tuple[tuple[str, float], ...]
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, cut by the cgroup's CPU quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = min(cores or 1, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return cores or 1
+
+
+def load(config: EngineConfig, tell: Callable[[str], None] | None = None) -> LoadedModel:
+    """Open, plan, refuse or load.
+
+    tell: called with one line for a person at each decision. Raises ModelError, ConfigError,
+    MemoryPlanError or KernelError.
+    """
+    timeline: list[tuple[str, float]] = []
+    mark = time.perf_counter()
+
+    def lap(what: str) -> None:
+        nonlocal mark
+        now = time.perf_counter()
+        timeline.append((what, now - mark))
+        mark = now
+
+    threads = config.threads if config.threads is not None else usable_cores()
+    if threads < 1:
+        raise ConfigError("threads", f"must be at least 1, not {threads}")
+    checkpoint = open_checkpoint(config.model)
+    model = checkpoint.model(config.max_model_len)
+    lap("read checkpoint")
+    backend = open_backend(config.backend, config.level, threads)
+    plan = make_plan(config, model, backend, threads)
+    lap("plan memory")
+    if tell is not None:
+        for note in plan.notes:
+            tell(note)
+    executable = backend.load(model.program, model.weights, plan.layout, plan.limits)
+    lap("load weights")
+    return LoadedModel(checkpoint, model, backend, executable, plan, tuple(timeline))
