@@ -1,8 +1,8 @@
 """A bounded reader of GGUF files (versions 2 and 3, little-endian).
 
 Layout: magic, version, counts, metadata pairs, tensor infos, padding, tensor data. Every count and
-size is checked against the bytes that are left before anything is allocated, so a damaged file costs
-at most its own size. Source: the GGUF specification in the ggml repository, docs/gguf.md.
+size is checked against the bytes that are left before anything is allocated, so a damaged file
+costs at most its own size. Source: the GGUF specification in the ggml repository, docs/gguf.md.
 """
 
 import mmap
@@ -135,7 +135,8 @@ class _Reader:
     def texts(self, count: int, field: str) -> list[str]:
         """`count` strings: the hot loop of the reader (a vocabulary has up to 10^6)."""
         unpack, data, size = struct.Struct("<Q").unpack_from, self.data, self.size
-        at, values = self.at, []
+        at = self.at
+        values: list[str] = []
         append = values.append
         try:
             for _ in range(count):
@@ -166,7 +167,7 @@ class _Reader:
         count = self.count(dtype.itemsize, field)
         start = self.take(count * dtype.itemsize, field)
         values = np.frombuffer(self.data, dtype, count, start)
-        return (values != 0).tolist() if kind == _BOOL else values.tolist()
+        return list((values != 0).tolist() if kind == _BOOL else values.tolist())
 
     def value(self, field: str) -> Any:
         kind = self.number("<I", field)

@@ -69,21 +69,21 @@ def _nibbles(packed: U8, run: int) -> U8:
     """[n, bytes] -> [n, 2 * bytes]: of each run of bytes first the low, then the high nibbles."""
     runs = packed.reshape(len(packed), -1, 1, run)
     shifts = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
-    return ((runs >> shifts) & 15).reshape(len(packed), -1)
+    return np.asarray((runs >> shifts) & 15, np.uint8).reshape(len(packed), -1)
 
 
 def _pairs(packed: U8, run: int) -> U8:
     """[n, bytes] -> [n, 4 * bytes]: of each run of bytes the bit pairs, lowest first."""
     runs = packed.reshape(len(packed), -1, 1, run)
     shifts = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-    return ((runs >> shifts) & 3).reshape(len(packed), -1)
+    return np.asarray((runs >> shifts) & 3, np.uint8).reshape(len(packed), -1)
 
 
 def _bits(packed: U8, run: int) -> U8:
     """[n, bytes] -> [n, 8 * bytes]: of each run of bytes the single bits, lowest first."""
     runs = packed.reshape(len(packed), -1, 1, run)
     shifts = np.arange(8, dtype=np.uint8).reshape(1, 1, 8, 1)
-    return ((runs >> shifts) & 1).reshape(len(packed), -1)
+    return np.asarray((runs >> shifts) & 1, np.uint8).reshape(len(packed), -1)
 
 
 def _f32(blocks: U8) -> F32:

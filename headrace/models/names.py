@@ -1,0 +1,126 @@
+"""Finding the tensors of a model: headrace's names for weights against those of checkpoints.
+
+A naming gives, for each weight, the alternatives in which checkpoints store it; an alternative is
+one or more tensors that are stacked along N. Tensors that nothing uses are refused, because a model
+that ignores a weight computes something else.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.errors import ModelError
+from headrace.models.spec import ModelSpec
+from headrace.ops.spec import Program
+from headrace.ops.weights import Tensor, Weight
+
+Alternatives = tuple[tuple[str, ...], ...]
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How one kind of checkpoint names its tensors.
+
+    top: weight -> alternatives. layer: weight within a layer -> alternatives, below `layer_prefix`
+    with {} for the index. Names lack their '.weight' or '.bias'. ignored: pattern of tensors that
+    carry nothing (stored masks and frequencies). prefixes: what may stand before every name.
+    """
+
+    top: Mapping[str, Alternatives]
+    layer: Mapping[str, Alternatives]
+    layer_prefix: str
+    ignored: str = r"(?!)"
+    prefixes: tuple[str, ...] = field(default=("",))
+
+
+def one(*names: str) -> Alternatives:
+    """Alternatives of one tensor each."""
+    return tuple((name,) for name in names)
+
+
+GGUF = Naming(
+    top={
+        "embed": one("token_embd"),
+        "positions": one("position_embd"),
+        "final_norm": one("output_norm"),
+        "logits": one("output"),
+    },
+    layer={
+        "attn_norm": one("attn_norm"),
+        "qkv": (("attn_q", "attn_k", "attn_v"), ("attn_qkv",)),
+        "q_norm": one("attn_q_norm"),
+        "k_norm": one("attn_k_norm"),
+        "attn_out": one("attn_output"),
+        "attn_post_norm": one("post_attention_norm"),
+        "ffn_norm": one("ffn_norm"),
+        "gate_up": (("ffn_gate", "ffn_up"), ("ffn_up",)),
+        "up": one("ffn_up"),
+        "down": one("ffn_down"),
+        "ffn_post_norm": one("post_ffw_norm"),
+    },
+    layer_prefix="blk.{}.",
+    ignored=r"rope_(freqs|factors_long|factors_short)\.weight",
+)
+
+
+def bind(
+    spec: ModelSpec,
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    naming: Naming,
+    source: str,
+    computed: Mapping[str, Weight],
+) -> dict[str, Weight]:
+    """Every weight that the program names, with its tensors.
+
+    computed: weights that come from elsewhere (rope frequencies). Raises ModelError for a tensor
+    that is missing, has another shape, or is left over.
+    """
+    prefix = next((p for p in naming.prefixes if any(name.startswith(p) for name in tensors)), "")
+    weights: dict[str, Weight] = dict(computed)
+    used: set[str] = set()
+    for name, shape in program.shapes.items():
+        if name in computed:
+            continue
+        parts = _parts(spec, name, tensors, naming, prefix, source)
+        add = spec.norm_add if name.endswith("norm") else 0.0
+        weight = Weight(name, parts, add=add)
+        tails = {part.shape[1:] for part in parts}
+        if len(tails) != 1 or weight.shape != shape:
+            found = " + ".join(f"{part.name} {list(part.shape)}" for part in parts)
+            raise ModelError(f"{source}: {found}: expected {list(shape)} in all for {name}")
+        weights[name] = weight
+        used.update(part.name for part in parts)
+    for name in tensors:
+        if name not in used and not re.search(naming.ignored, name):
+            raise ModelError(
+                f"{source}: tensor {name!r} is not used by the {spec.family} family; "
+                "a model without it would compute something else, so it is refused"
+            )
+    return weights
+
+
+def _parts(
+    spec: ModelSpec,
+    name: str,
+    tensors: Mapping[str, Tensor],
+    naming: Naming,
+    prefix: str,
+    source: str,
+) -> tuple[Tensor, ...]:
+    wanted = "embed" if name == "logits" and spec.tied else name
+    match = _LAYER.fullmatch(wanted)
+    table = naming.layer if match else naming.top
+    place = prefix + (naming.layer_prefix.format(match[1]) if match else "")
+    short = match[2] if match else wanted
+    stem = short.removesuffix("_bias")
+    suffix = ".bias" if stem != short else ".weight"
+    if stem not in table:
+        raise ModelError(f"{source}: no name is known for weight {name} of family {spec.family}")
+    full = [tuple(place + part + suffix for part in names) for names in table[stem]]
+    for names in full:
+        if all(part in tensors for part in names):
+            return tuple(tensors[part] for part in names)
+    lacking = [part for part in full[0] if part not in tensors]
+    raise ModelError(f"{source}: tensor {lacking[0]!r} is missing")
