@@ -1,15 +1,15 @@
 """The manual of the op set: what a model program may say, and what each word means.
 
-A model is a `Program`: a straight list of ops over buffers of float32 rows. A back-end executes it;
-`ops/reference.py` defines what every op computes, `ops/null.py` counts what it costs. A back-end may
-decline an op (`Backend.accepts`), never half-work.
+A model is a `Program`: a straight list of ops over buffers of float32 rows. A back-end executes
+it; `ops/reference.py` defines what every op computes, `ops/null.py` counts what it costs. A
+back-end may decline an op (`Backend.accepts`), never half-work.
 
-Vocabulary. A *row* is one token of the step; there are T of them, those of one sequence adjacent and
-in position order. A *slice* is one sequence's run of rows. *Logits rows* are the R rows of the step
-whose next-token logits are wanted. A *block* is `block_size` tokens of KV of one group (accounting, in
-`core`); a *page* is the memory behind it. All arithmetic on rows is in float32 unless an op says
-otherwise, and **the bits of a row depend on that row and its KV alone**: never on T, on the other
-rows, on how a prompt was cut, on the block size or on the number of threads.
+Vocabulary. A *row* is one token of the step; there are T of them, those of one sequence adjacent
+and in position order. A *slice* is one sequence's run of rows. *Logits rows* are the R rows of the
+step whose next-token logits are wanted. A *block* is `block_size` tokens of KV of one group
+(accounting, in `core`); a *page* is the memory behind it. All arithmetic on rows is in float32
+unless an op says otherwise, and **the bits of a row depend on that row and its KV alone**: never on
+T, on the other rows, on how a prompt was cut, on the block size or on the number of threads.
 
 Shapes in the op docstrings: `[T, n]` is a token buffer of width n, `[R, n]` a logits-row buffer.
 Weights are named; a weight is a matrix `[N, K]` (out features, in features) or a vector `[N]`.
@@ -114,7 +114,8 @@ class Linear(Op):
 @dataclass(frozen=True)
 class RopeStore(Op):
     """Split qkv rows into q [heads, head_dim], k and v [kv_heads, head_dim]; normalise q and k
-    where asked; rotate; write k and v to the pages of `layer`, rounded to the KV type; q goes to out.
+    where asked; rotate; write k and v to the pages of `layer`, rounded to the KV type; q goes to
+    out.
 
     rope: name of a weight vector [rotary/2] with the inverse frequencies, or None for no rotation.
     The angle is float32(position) * inv_freq rounded to float32; cos and sin are taken of that and
@@ -144,8 +145,8 @@ class RopeStore(Op):
 @dataclass(frozen=True)
 class Attention(Op):
     """out[t, h] = softmax_j(scale * q[t, h] . k[j, g(h)]) @ v[j, g(h)], with
-    g(h) = h // (heads / kv_heads), over the positions j of t's sequence with j <= position[t], and position[t] - j < window where a
-    window is given, or j < first (StreamingLLM's kept tokens).
+    g(h) = h // (heads / kv_heads), over the positions j of t's sequence with j <= position[t], and
+    position[t] - j < window where a window is given, or j < first (StreamingLLM's kept tokens).
 
     K and V are read from the pages only. softcap: scores = cap * tanh(scores / cap) (Gemma 2).
     sinks: weight [heads] of learned logits that join the softmax with a zero value (gpt-oss).

@@ -1,0 +1,69 @@
+"""Choosing a back-end by name, and refusing a program that one cannot run.
+
+Each back-end is imported only when it is chosen, so that none needs the others' libraries.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+
+from headrace.errors import ConfigError, KernelError
+from headrace.ops.spec import Backend, Program
+from headrace.ops.weights import Weight
+
+NAMES = ("auto", "cpu", "reference", "null")
+
+
+def cpu_built() -> bool:
+    """Whether the C++ module of the CPU back-end is installed."""
+    return importlib.util.find_spec("headrace.ops.cpu._native") is not None
+
+
+def open_backend(name: str = "auto", level: str = "auto", threads: int = 1) -> Backend:
+    """The back-end of that name, ready to load programs.
+
+    name: 'auto' (the CPU back-end), 'cpu', 'reference' or 'null'. level: instruction level of the
+    CPU back-end, 'auto' for the best that this machine runs. threads: its worker threads.
+
+    Raises ConfigError for an unknown name, or a level where there is none; KernelError where the
+    CPU back-end is wanted and its C++ module was not built.
+    """
+    if name not in NAMES:
+        raise ConfigError("backend", f"unknown back-end {name!r}; choose one of {', '.join(NAMES)}")
+    if name in ("reference", "null"):
+        if level != "auto":
+            raise ConfigError("level", f"the {name} back-end has no level {level!r}; use 'auto'")
+        if name == "null":
+            from headrace.ops.null import NullBackend
+
+            return NullBackend()
+        from headrace.ops.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    if not cpu_built():
+        raise KernelError(
+            "cpu: the C++ module headrace.ops.cpu._native is not built; "
+            "build it with scripts/setup, or choose --backend reference"
+        )
+    from headrace.ops.cpu import CpuBackend
+
+    return CpuBackend(level=level, threads=threads)
+
+
+def require(backend: Backend, program: Program, weights: Mapping[str, Weight]) -> None:
+    """Raise KernelError where a weight is absent or misshapen, or the back-end declines an op.
+
+    The message names every such op and the reason.
+    """
+    for name, shape in program.shapes.items():
+        if name not in weights:
+            raise KernelError(f"weight {name} {list(shape)} of the program is not given")
+        if weights[name].shape != shape:
+            raise KernelError(
+                f"weight {name} has shape {list(weights[name].shape)}, "
+                f"the program needs {list(shape)}"
+            )
+    formats = {name: weight.formats for name, weight in weights.items()}
+    reasons = ((op.kind, reason) for op in program.ops if (reason := backend.accepts(op, formats)))
+    declined = dict.fromkeys(f"{kind} ({reason})" for kind, reason in reasons)
+    if declined:
+        raise KernelError(f"{backend.name} {backend.level} declines {'; '.join(declined)}")
