@@ -38,7 +38,7 @@ class Stream(AsyncIterator[Output]):
 
     def __init__(self, submit: Submit) -> None:
         self.id = submit.id
-        self._open = submit.n if submit.beam is None else 1
+        self._open = set(range(submit.n))
         self._queue: deque[Output] = deque()
         self._arrived = asyncio.Event()
         self._error: Exception | None = None
@@ -47,20 +47,20 @@ class Stream(AsyncIterator[Output]):
         """Add an output; True when the request is over with it."""
         self._queue.append(output)
         if output.finish is not None:
-            self._open -= 1
+            self._open.discard(output.index)
         self._arrived.set()
-        return self._open == 0
+        return not self._open
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error."""
         self._error = error
         self._arrived.set()
 
-    def end_choice(self) -> bool:
+    def end_choice(self, index: int) -> bool:
         """A choice was ended from this side (a stop string); True when it was the last."""
-        self._open -= 1
+        self._open.discard(index)
         self._arrived.set()
-        return self._open == 0
+        return not self._open
 
     def waiting(self) -> list[Output]:
         """Take all outputs that are here already, without waiting (to coalesce them)."""
@@ -72,7 +72,7 @@ class Stream(AsyncIterator[Output]):
         while not self._queue:
             if self._error is not None:
                 raise self._error
-            if self._open <= 0:
+            if not self._open:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
@@ -150,7 +150,7 @@ class EngineClient(asyncio.Protocol):
         stream = self._streams.get(request_id)
         if stream is not None:
             self._send(Finish(request_id, index))
-            if stream.end_choice():
+            if stream.end_choice(index):
                 del self._streams[request_id]
 
     def reset_prefix_cache(self) -> None:

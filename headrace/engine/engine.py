@@ -17,6 +17,9 @@ from headrace.errors import OverloadError, RequestError
 from headrace.ops.batch import RaggedBatch
 
 Clock = Callable[[], float]
+Watch = Callable[[StepPlan, list[SequenceState]], None]
+"""Called after each forward pass, before its results are applied, with the states of the sample
+points in plan order: for experiments that read logits."""
 
 
 class Engine:
@@ -26,8 +29,11 @@ class Engine:
     `submit`, `abort`, `finish` and `step`.
     """
 
-    def __init__(self, loaded: LoadedModel, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, loaded: LoadedModel, clock: Clock = time.monotonic, watch: Watch | None = None
+    ) -> None:
         self.loaded = loaded
+        self._watch = watch
         self.scheduler = Scheduler(loaded.plan.pool, loaded.plan.knobs)
         self._executable = loaded.executable
         self._batch: RaggedBatch = loaded.executable.batch
@@ -151,6 +157,8 @@ class Engine:
             raise
         now = self._clock()
         self.kernel_seconds = now - before
+        if self._watch is not None:
+            self._watch(plan, states)
         self._collect_scores(plan, len(states))
         tokens = [(token,) for token in batch.out_token[: len(states)].tolist()]
         logprobs = self._logprobs(states)
