@@ -1,1 +1,1 @@
-"""."""
+"""Checkpoints and model declarations."""

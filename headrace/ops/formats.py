@@ -169,7 +169,9 @@ def _q4_k(blocks: U8) -> F32:
 
 def _q5_k(blocks: U8) -> F32:
     fifth = _bits(blocks[:, 16:48], 32)
-    return _affine_k(blocks, _nibbles(blocks[:, 48:], 32) | (fifth << 4))
+    return _affine_k(
+        blocks, np.bitwise_or(_nibbles(blocks[:, 48:], 32), fifth << 4, dtype=np.uint8)
+    )
 
 
 def _q6_k(blocks: U8) -> F32:

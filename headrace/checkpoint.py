@@ -1,0 +1,100 @@
+"""From what a user typed for MODEL to an open checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.config import DEFAULT_MODEL
+from headrace.errors import ModelError
+from headrace.models import from_gguf, load, names
+from headrace.models.fetch import SHORT_NAMES, Progress, fetch
+from headrace.models.gguf import GGUFFile
+from headrace.models.names import Naming
+from headrace.models.spec import Model, ModelSpec
+from headrace.ops.weights import Tensor
+
+if TYPE_CHECKING:
+    from headrace.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open model: its files are mapped, its configuration is read, no weight has been touched.
+
+    path: the file or folder. name: what an API calls it. spec: dims and traits. metadata: of a GGUF
+    file, else the configuration. tensors: by the checkpoint's own names.
+    generation_config: sampling defaults that the checkpoint suggests (`temperature`, `top_k`, ...).
+    """
+
+    path: Path
+    name: str
+    spec: ModelSpec
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    naming: Naming
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_positions(self) -> int:
+        """Positions of the longest sequence that the model was made for."""
+        return self.spec.max_positions
+
+    def model(self, max_model_len: int | None = None) -> Model:
+        """The model for sequences of up to `max_model_len` positions (default: `max_positions`).
+
+        Raises ModelError where the tensors do not fit the configuration.
+        """
+        return load.assemble(self.spec, self.tensors, self.naming, str(self.path), max_model_len)
+
+    @cached_property
+    def _tokenizer(self) -> "Tokenizer":
+        from headrace.text import tokenizer
+
+        found = tokenizer.from_gguf(self.metadata)
+        if found.vocabulary > self.spec.vocabulary:
+            raise ModelError(
+                f"{self.path}: the tokenizer has {found.vocabulary} tokens but the embedding only "
+                f"{self.spec.vocabulary} rows"
+            )
+        return found
+
+    def tokenizer(self) -> "Tokenizer":
+        """The checkpoint's tokenizer, built once."""
+        return self._tokenizer
+
+
+def open_checkpoint(model: str = DEFAULT_MODEL, progress: Progress | None = None) -> Checkpoint:
+    """Open a .gguf file or a short name (fetched first where needed).
+
+    Raises ModelError in one line that says what is wrong with the file or the name.
+    """
+    path = Path(model)
+    if model in SHORT_NAMES and not path.exists():
+        return _open_gguf(fetch(model, progress), model)
+    if path.is_file():
+        return _open_gguf(path, path.stem)
+    raise ModelError(
+        f"{model}: no such file; give a .gguf file or a short name ({', '.join(SHORT_NAMES)})"
+    )
+
+
+def _open_gguf(path: Path, name: str) -> Checkpoint:
+    file = GGUFFile(path)
+    spec = from_gguf.read(file)
+    return Checkpoint(
+        path, name, spec, file.metadata, file.tensors, names.GGUF, _sampling(file.metadata)
+    )
+
+
+_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling defaults that some GGUF files carry as `general.sampling.*`."""
+    return {
+        name: metadata[f"general.sampling.{key}"]
+        for key, name in _SAMPLING.items()
+        if isinstance(metadata.get(f"general.sampling.{key}"), int | float)
+    }
