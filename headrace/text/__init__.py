@@ -1,1 +1,1 @@
-"""."""
+"""Tokenizers, detokenization, chat templates and grammars."""
