@@ -8,16 +8,21 @@ from typing import Any, Literal
 
 from headrace.ops.spec import (
     Activation,
+    AllReduce,
+    AllToAll,
     Attention,
     Buffer,
     Embed,
+    Experts,
     Gated,
+    LatentAttention,
     Linear,
     Logits,
     Op,
     Program,
     RmsNorm,
     RopeStore,
+    Route,
     Sample,
 )
 
@@ -128,6 +133,69 @@ class ProgramBuilder:
         out = self._buffer(x.width // 2 if gated else x.width)
         self._ops.append(Gated(x, out, activation, gated))
         return out
+
+    def latent_attention(
+        self,
+        q: Buffer,
+        latent: Buffer,
+        layer: int,
+        heads: int,
+        *,
+        nope_dim: int,
+        rope_dim: int,
+        value_dim: int,
+        latent_dim: int,
+        scale: float,
+        up: str,
+    ) -> Buffer:
+        """[T, heads * value_dim]. up: [heads * (nope_dim + value_dim), latent_dim]."""
+        self._weight(up, heads * (nope_dim + value_dim), latent_dim)
+        out = self._buffer(heads * value_dim)
+        self._ops.append(
+            LatentAttention(
+                q, latent, out, layer, heads, nope_dim, rope_dim, value_dim, latent_dim, scale, up
+            )
+        )
+        return out
+
+    def route(self, logits: Buffer, top_k: int, **options: Any) -> Buffer:
+        """Expert ids and weights, [T, 2 * top_k]. Options as in `Route`."""
+        bias = options.get("bias")
+        self._weight(bias, logits.width)
+        out = self._buffer(2 * top_k)
+        self._ops.append(Route(logits, out, logits.width, top_k, **options))
+        return out
+
+    def experts(
+        self,
+        x: Buffer,
+        routes: Buffer,
+        gate_up: str,
+        down: str,
+        experts: int,
+        hidden: int,
+        activation: Activation = "silu",
+    ) -> Buffer:
+        """[T, x.width]. gate_up: [experts * 2 * hidden, x.width], down: [experts * x.width,
+        hidden], the experts stacked in order of id."""
+        self._weight(gate_up, experts * 2 * hidden, x.width)
+        self._weight(down, experts * x.width, hidden)
+        out = self._buffer(x.width)
+        top_k = routes.width // 2
+        self._ops.append(Experts(x, routes, out, gate_up, down, experts, top_k, hidden, activation))
+        return out
+
+    def all_reduce(self, x: Buffer, ranks: int) -> Buffer:
+        """x summed over the ranks, in place; nothing is recorded for one rank."""
+        if ranks > 1:
+            self._ops.append(AllReduce(x, ranks))
+        return x
+
+    def all_to_all(self, x: Buffer, routes: Buffer, ranks: int, combine: bool) -> Buffer:
+        """x after its rows went to their experts' ranks, or came back; nothing for one rank."""
+        if ranks > 1:
+            self._ops.append(AllToAll(x, routes, ranks, routes.width // 2, combine))
+        return x
 
     def tap(self, name: str, buffer: Buffer) -> None:
         """Export the rows of a buffer under a name."""
