@@ -59,11 +59,10 @@ class ReferenceBackend:
         limits: Limits,
     ) -> dict[str, int]:
         """See `spec.Backend`. The workspace is the buffers; temporaries of numpy come on top."""
-        height = {"tokens": limits.max_tokens, "logits": limits.max_logits}
         return {
             "weights": sum(4 * int(np.prod(shape)) for shape in program.shapes.values()),
             "kv": limits.num_pages * layout.page_bytes,
-            "workspace": sum(4 * height[b.rows] * b.width for b in program.buffers),
+            "workspace": peak_bytes(program, limits),
             "batch": RaggedBatch(limits, layout.table_rows).nbytes,
         }
 
@@ -84,6 +83,7 @@ class ReferenceExecutable:
         self._values: dict[str, F32] = {}
         self._pages = kv.Pages(layout, limits)
         self._rows: dict[Buffer, F32] = {}
+        self._done = last_uses(program)
 
     def run(self, part: Literal["all", "forward", "sample"] = "all") -> None:
         """See `spec.Executable`."""
@@ -91,12 +91,14 @@ class ReferenceExecutable:
             for copy in self.batch.copy[: self.batch.num_copies]:
                 self._pages.copy(*(int(value) for value in copy))
             self._rows = {}
-        for op in self._program.ops:
+        for op, done in zip(self._program.ops, self._done, strict=True):
             if part == "all" or (part == "sample") == isinstance(op, spec.Sample):
                 self._execute(op)
+                for buffer in done:
+                    del self._rows[buffer]
 
     def read(self, buffer: Buffer) -> F32:
-        """See `spec.Executable`; here every buffer can be read."""
+        """See `spec.Executable`."""
         return self._rows[buffer].copy()
 
     def close(self) -> None:
@@ -169,6 +171,29 @@ class ReferenceExecutable:
                 pass  # one rank: every row is here already
             case _:
                 raise KernelError(f"reference: no definition of op {op.kind}")
+
+
+def last_uses(program: Program) -> list[list[Buffer]]:
+    """For each op the buffers that nothing reads after it; exported ones are in no list."""
+    kept = {program.logits, program.hidden, *program.taps.values()}
+    last = {buffer: i for i, op in enumerate(program.ops) for buffer in op.buffers()}
+    done: list[list[Buffer]] = [[] for _ in program.ops]
+    for buffer, index in last.items():
+        if buffer not in kept:
+            done[index].append(buffer)
+    return done
+
+
+def peak_bytes(program: Program, limits: Limits) -> int:
+    """Bytes of the buffers that live at once, at most."""
+    height = {"tokens": limits.max_tokens, "logits": limits.max_logits}
+    live: set[Buffer] = set()
+    peak = 0
+    for op, done in zip(program.ops, last_uses(program), strict=True):
+        live.update(op.buffers())
+        peak = max(peak, sum(4 * height[b.rows] * b.width for b in live))
+        live.difference_update(done)
+    return peak
 
 
 def values(weight: Weight) -> F32:
