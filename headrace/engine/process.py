@@ -139,6 +139,7 @@ def main(arguments: list[str]) -> int:
         EngineProcess(channel, engine).run()
     finally:
         engine.close()
+        channel.close()
     return 0
 
 

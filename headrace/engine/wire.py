@@ -100,6 +100,11 @@ class Channel(Generic[Message]):
             select.select([], [self._socket], [], seconds)
             self._flush()
 
+    def close(self) -> None:
+        """Close this end; the other side sees the end of the stream."""
+        self.closed = True
+        self._socket.close()
+
     def _flush(self) -> None:
         while self._unsent and not self.closed:
             try:
