@@ -1,1 +1,1 @@
-"""."""
+"""Seconds, bytes and money of what the engine does."""

@@ -1,0 +1,76 @@
+"""The estimator of a running engine: roofline terms times fitted coefficients, and its own
+error."""
+
+from collections.abc import Mapping, Sequence
+from operator import mul
+from typing import Any
+
+from headrace.core.plan import Estimator, StepPlan
+from headrace.cost.fit import ErrorWindow, FitSettings, RecursiveFit
+from headrace.cost.roofline import TERMS, StepModel
+
+
+class StepEstimator(Estimator):
+    """Predicts the seconds of a plan and learns from what steps took.
+
+    `seconds` uses coefficients that change only every `refit_every` observations, when `version`
+    goes up: they steer the scheduler, so a trace must be able to record each change.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        coefficients: Sequence[float] | None = None,
+        refit_every: int = 16,
+        settings: FitSettings | None = None,
+    ) -> None:
+        self.model = model
+        self.coefficients = tuple(coefficients or model.start())
+        self.version = 0
+        settings = settings or FitSettings()
+        self.errors = ErrorWindow(settings.window)
+        self._fit = RecursiveFit(self.coefficients, settings)
+        self._refit_every = refit_every
+
+    def seconds(self, plan: StepPlan) -> float:
+        """Predicted seconds of one execution of `plan`. Does not change state."""
+        return float(sum(map(mul, self.coefficients, self.model.terms(plan))))
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """A plan took that long. Changes the fit, the published error, and now and then the
+        coefficients. Steps of no time are passed over."""
+        if seconds <= 0.0:
+            return
+        terms = self.model.terms(plan)
+        self.errors.add(sum(map(mul, self.coefficients, terms)), seconds)
+        self._fit.update(terms, seconds)
+        if self._fit.observations % self._refit_every == 0:
+            self.coefficients = self._fit.coefficients()
+            self.version += 1
+
+    def set_coefficients(self, coefficients: Sequence[float]) -> None:
+        """Take recorded coefficients (replay)."""
+        self.coefficients = tuple(coefficients)
+        self.version += 1
+
+    def stats(self) -> dict[str, float]:
+        """For `/metrics`: mape and bias over the last steps (shares), their number,
+        coefficients."""
+        values = {
+            "cost_mape": self.errors.mape,
+            "cost_bias": self.errors.bias,
+            "cost_observations": float(self._fit.observations),
+        }
+        values.update(
+            (f"cost_{name}", value) for name, value in zip(TERMS, self.coefficients, strict=True)
+        )
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a replay needs to predict the same seconds."""
+        return {"model": self.model.to_dict(), "coefficients": list(self.coefficients)}
+
+    @staticmethod
+    def from_dict(row: Mapping[str, Any]) -> "StepEstimator":
+        """An estimator that predicts as the recorded one did."""
+        return StepEstimator(StepModel.from_dict(row["model"]), row["coefficients"])
