@@ -24,7 +24,6 @@ from headrace.ops.batch import F32, Limits, RaggedBatch
 from headrace.ops.spec import Buffer, KVLayout, Op, Program
 from headrace.ops.weights import Weight
 
-
 I64 = npt.NDArray[np.int64]
 
 
