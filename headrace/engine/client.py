@@ -219,6 +219,8 @@ class EngineClient(asyncio.Protocol):
             stream = self._streams.get(output.id)
             if stream is not None and stream.take(output):
                 del self._streams[output.id]
+        for refused in message.refused:
+            self._refuse(refused)
         if self.on_finished is not None:
             for observation in message.finished:
                 self.on_finished(observation)

@@ -1,20 +1,24 @@
 """The engine: requests in, tokens out, one step at a time.
 
-`Engine` joins the pure scheduler (`core`), the packing and a loaded back-end. It does no I/O and owns
-no thread: the engine process (`process.py`) and the offline API (`llm.py`) drive it with `step()`.
+`Engine` joins the pure scheduler (`core`), the packing and a loaded back-end. It does no I/O and
+owns no thread: the engine process (`process.py`) and the offline API (`llm.py`) drive it with
+`step()`.
 """
 
 import time
 from collections.abc import Callable
 
-from headrace.core.plan import Event, Refused, Request, StepPlan
+from headrace.core.plan import Event, Request, StepPlan
+from headrace.core.plan import Refused as CoreRefused
 from headrace.core.scheduler import Scheduler
+from headrace.engine.constrain import Constraints
 from headrace.engine.load import LoadedModel
-from headrace.engine.messages import Logprob, Observation, Output, Outputs, Submit
+from headrace.engine.messages import Logprob, Observation, Output, Outputs, Refused, Submit
 from headrace.engine.pack import Packer, has_penalties, needs_lists
 from headrace.engine.state import ParameterTable, RequestState, SequenceState
 from headrace.errors import OverloadError, RequestError
 from headrace.ops.batch import RaggedBatch
+from headrace.text.grammar import Grammar
 
 Clock = Callable[[], float]
 Watch = Callable[[StepPlan, list[SequenceState]], None]
@@ -44,6 +48,9 @@ class Engine:
         self._by_number: dict[int, RequestState] = {}
         self._sequences: dict[int, SequenceState] = {}
         self._next_number = 0
+        self._constraints = Constraints(loaded.checkpoint.tokenizer, loaded.model.spec.vocabulary)
+        self._compiling: set[str] = set()
+        self._refused: list[Refused] = []
         self._pending: list[Output] = []
         self._finished: list[Observation] = []
         self.step_seconds = 0.0
@@ -52,12 +59,25 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while a request is unfinished or an output waits to be fetched."""
-        return bool(self._requests or self._pending or self._finished)
+        return bool(self._requests or self._pending or self._finished or self._compiling)
+
+    @property
+    def only_compiling(self) -> bool:
+        """True when there is nothing to do but wait for a grammar: the driver may sleep a
+        little."""
+        return bool(self._compiling) and not self._requests
 
     def submit(self, submit: Submit) -> None:
         """Take a request. Raises RequestError or OverloadError; nothing is kept then."""
-        if submit.id in self._requests:
+        if submit.id in self._requests or submit.id in self._compiling:
             raise RequestError("request_id", f"request id {submit.id!r} is already in use")
+        if submit.grammar is None:
+            self._admit(submit, None)
+        else:
+            self._compiling.add(submit.id)
+            self._constraints.compile(submit)
+
+    def _admit(self, submit: Submit, grammar: Grammar | None) -> None:
         sampling = submit.sampling
         number, now = self._next_number, self._clock()
         request = Request(
@@ -73,12 +93,16 @@ class Engine:
         )
         try:
             self.scheduler.add(request, now)
-        except Refused as refused:
+        except CoreRefused as refused:
             if refused.overload:
                 raise OverloadError(refused.message, retry_after=1.0) from None
             raise RequestError(refused.field, refused.message) from None
         self._next_number += 1
-        state = RequestState(number=number, submit=submit, arrived=now, open_sequences=submit.n)
+        state = RequestState(
+            number=number, submit=submit, arrived=now, grammar=grammar, open_sequences=submit.n
+        )
+        if sampling.allowed is not None:
+            state.mask = self._constraints.allowed_mask(sampling.allowed)
         if sampling.prompt_logprobs is not None:
             state.prompt_logprobs = [None] * len(submit.prompt)
         self._requests[submit.id] = state
@@ -86,6 +110,9 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """The client left. Unknown ids are ignored; no output follows."""
+        if self._constraints.cancel(request_id):
+            self._compiling.discard(request_id)
+            return
         state = self._requests.get(request_id)
         if state is None:
             return
@@ -103,17 +130,31 @@ class Engine:
     def step(self) -> Outputs | None:
         """Plan, run and apply one step. None when there was nothing to run or tell."""
         started = self._clock()
+        if self._compiling:
+            self._admit_compiled()
         plan = self.scheduler.step(started)
         if plan is not None:
             events = self._execute(plan)
             for event in events:
                 self._output(event)
-        if not self._pending and not self._finished:
+        if not self._pending and not self._finished and not self._refused:
             return None
-        outputs = Outputs(tuple(self._pending), tuple(self._finished), self.stats())
-        self._pending, self._finished = [], []
+        outputs = Outputs(
+            tuple(self._pending), tuple(self._finished), self.stats(), tuple(self._refused)
+        )
+        self._pending, self._finished, self._refused = [], [], []
         self.step_seconds = self._clock() - started
         return outputs
+
+    def _admit_compiled(self) -> None:
+        for submit, grammar in self._constraints.compiled():
+            self._compiling.discard(submit.id)
+            try:
+                if isinstance(grammar, RequestError):
+                    raise grammar
+                self._admit(submit, grammar)
+            except RequestError as error:
+                self._refused.append(refusal(submit.id, error))
 
     def fail_all(self, message: str) -> None:
         """End every request with an error; the next `step` tells their clients."""
@@ -139,6 +180,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the model. Idempotent."""
+        self._constraints.close()
         self._executable.close()
 
     # --- one step -----------------------------------------------------------------------------
@@ -150,8 +192,14 @@ class Engine:
         self._pack_score_targets(plan, len(states))
         batch = self._batch
         before = self._clock()
+        masks = self._constraints.start_masks(batch, states)
         try:
-            self._executable.run()
+            if masks is None:
+                self._executable.run()
+            else:
+                self._executable.run("forward")
+                self._constraints.join_masks(masks)
+                self._executable.run("sample")
         except BaseException:
             self.scheduler.failed(plan.id, self._clock())
             raise
@@ -194,6 +242,8 @@ class Engine:
                 row=self._parameters.add(submit, known.choice),
                 special=needs_lists(submit),
                 counts=counts,
+                cursor=None if request.grammar is None else request.grammar.start(),
+                mask=request.mask,
             )
             self._sequences[sequence] = state
             request.sequences[sequence] = state
@@ -243,6 +293,8 @@ class Engine:
         state.outputs.append(token)
         if state.counts is not None:
             state.counts[token] = state.counts.get(token, 0) + 1
+        if state.cursor is not None:
+            state.cursor.accept((token,))
         if logprob is not None:
             state.cumulative_logprob += logprob.logprob
             state.logprobs.append(logprob)
@@ -313,3 +365,9 @@ class Engine:
                 finish=reason,
             )
         )
+
+
+def refusal(request_id: str, error: RequestError) -> Refused:
+    """The message that tells a client why its request was not taken."""
+    retry = error.retry_after if isinstance(error, OverloadError) else None
+    return Refused(request_id, error.field, str(error), error.code, retry)

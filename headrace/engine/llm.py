@@ -240,8 +240,14 @@ class LLM:
         return results
 
     def _step(self) -> tuple[Output, ...]:
+        if self.engine.only_compiling:
+            time.sleep(0.001)
         outputs = self.engine.step()
-        return () if outputs is None else outputs.outputs
+        if outputs is None:
+            return ()
+        for refused in outputs.refused:
+            raise RequestError(refused.field, refused.message, refused.code)
+        return outputs.outputs
 
     def _submit(self, ids: list[int], params: SamplingParams) -> Submit:
         return make_submit(

@@ -19,7 +19,8 @@ is one flag away; taking half of a machine unasked is not kind."""
 DEFAULT_MAX_SEQUENCES = 128
 DEFAULT_STEP_TOKENS = 512
 PROCESS_BYTES = 100 << 20
-"""Interpreter, libraries and tokenizer of the two processes together, measured (docs/performance)."""
+"""Interpreter, libraries and tokenizer of the two processes together, measured
+(docs/performance)."""
 
 
 @dataclass(frozen=True)

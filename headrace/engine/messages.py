@@ -13,10 +13,11 @@ PROTOCOL_VERSION = 1
 class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a request's tokens are drawn: resolved values, no None where a number is meant.
 
-    See `ops.spec.Sample` for the order. logprobs, prompt_logprobs: number of alternatives, None = off,
-    0 = the chosen token alone. seed: always set (drawn when the user gave none). banned: ids that are
-    never sampled; banned_until: (ids, count): banned before that many output tokens (min_tokens).
-    allowed: when not None only these ids are sampled. bad_words: token sequences never completed.
+    See `ops.spec.Sample` for the order. logprobs, prompt_logprobs: number of alternatives, None =
+    off, 0 = the chosen token alone. seed: always set (drawn when the user gave none). banned: ids
+    that are never sampled; banned_until: (ids, count): banned before that many output tokens
+    (min_tokens). allowed: when not None only these ids are sampled. bad_words: token sequences
+    never completed.
     """
 
     temperature: float = 1.0
@@ -37,8 +38,9 @@ class SamplingSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GrammarSpec(msgspec.Struct, frozen=True):
-    """A constraint on the output text. kind: json, json_object, regex, choice, grammar, structural_tag;
-    source: the schema, pattern, ... as text (JSON where the kind's value is not a string)."""
+    """A constraint on the output text. kind: json, json_object, regex, choice, grammar,
+    structural_tag; source: the schema, pattern, ... as text (JSON where the kind's value is not a
+    string)."""
 
     kind: str
     source: str
@@ -109,9 +111,10 @@ class Output(msgspec.Struct, frozen=True, tag="output", array_like=True):
     """New tokens of one sequence.
 
     logprobs has one entry per token where asked. prompt_logprobs comes with the first output of the
-    request (index 0): one entry per prompt position, None for the first. cached_tokens: prompt tokens
-    that were read from the cache. finish: 'stop' with stop_token when a stop id ended it, 'length',
-    'abort', or 'error' with `error`. cumulative_logprob is set with `finish` for beams and best_of.
+    request (index 0): one entry per prompt position, None for the first. cached_tokens: prompt
+    tokens that were read from the cache. finish: 'stop' with stop_token when a stop id ended it,
+    'length', 'abort', or 'error' with `error`. cumulative_logprob is set with `finish` for beams
+    and best_of.
     """
 
     id: str
@@ -150,11 +153,15 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Everything one step produced, with the engine's state after it."""
+    """Everything one step produced, with the engine's state after it.
+
+    refused: requests whose grammar turned out not to compile.
+    """
 
     outputs: tuple[Output, ...]
     finished: tuple[Observation, ...] = ()
     stats: dict[str, float] = {}
+    refused: tuple[Refused, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

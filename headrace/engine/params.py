@@ -165,9 +165,9 @@ def make_submit(
 ) -> Submit:
     """Resolve `params` for one prompt.
 
-    max_tokens None means all that the context allows; a larger one is cut to it. Raises RequestError
-    for an empty prompt, a token id outside the vocabulary, or a prompt that leaves no room for one
-    token.
+    max_tokens None means all that the context allows; a larger one is cut to it. Raises
+    RequestError for an empty prompt, a token id outside the vocabulary, or a prompt that leaves no
+    room for one token.
     """
     ids = _token_ids("prompt", prompt, tokenizer.vocabulary)
     if not ids:

@@ -2,9 +2,9 @@
 
     python -m headrace.engine.process FD CONFIG
 
-FD is the inherited end of a socket pair, CONFIG an `EngineConfig` as JSON. The process ends when the
-other end closes, when told to, or on SIGTERM; it ignores SIGINT, which a terminal sends to the whole
-group and which is the API process's to handle.
+FD is the inherited end of a socket pair, CONFIG an `EngineConfig` as JSON. The process ends when
+the other end closes, when told to, or on SIGTERM; it ignores SIGINT, which a terminal sends to the
+whole group and which is the API process's to handle.
 """
 
 import logging
@@ -16,26 +16,28 @@ import time
 import msgspec
 
 from headrace.config import EngineConfig
-from headrace.engine.engine import Engine
+from headrace.engine.engine import Engine, refusal
 from headrace.engine.load import load
 from headrace.engine.messages import (
     Abort,
     Fatal,
     Finish,
     Ready,
-    Refused,
     ResetCache,
     Shutdown,
     Submit,
     ToEngine,
 )
 from headrace.engine.wire import Channel
-from headrace.errors import HeadraceError, OverloadError, RequestError
+from headrace.errors import HeadraceError, RequestError
 
 log = logging.getLogger("headrace.engine")
 
 IDLE_SECONDS = 1.0
 """How long an idle engine sleeps before it looks after itself."""
+
+COMPILING_SECONDS = 0.002
+"""How long an engine sleeps that only waits for a grammar to be compiled."""
 
 
 class EngineProcess:
@@ -51,7 +53,10 @@ class EngineProcess:
         """Until told to end, or the other side is gone."""
         engine, channel = self._engine, self._channel
         while not channel.closed:
-            messages = channel.receive(0.0 if engine.has_work else IDLE_SECONDS)
+            wait = IDLE_SECONDS if not engine.has_work else 0.0
+            if engine.only_compiling:
+                wait = COMPILING_SECONDS
+            messages = channel.receive(wait)
             for message in messages:
                 self._take(message)
             if engine.has_work:
@@ -96,8 +101,7 @@ class EngineProcess:
         try:
             self._engine.submit(submit)
         except RequestError as error:
-            retry = error.retry_after if isinstance(error, OverloadError) else None
-            self._channel.send(Refused(submit.id, error.field, str(error), error.code, retry))
+            self._channel.send(refusal(submit.id, error))
 
 
 def main(arguments: list[str]) -> int:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.engine.messages import Logprob, Submit
-from headrace.ops.batch import RaggedBatch
+from headrace.ops.batch import U32, RaggedBatch
+from headrace.text.grammar import Cursor, Grammar
 
 PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency",
               "seed", "choice", "top_logprobs")  # fmt: skip
@@ -21,6 +22,8 @@ class RequestState:
     arrived: float
     scheduled: float | None = None
     first_token: float | None = None
+    grammar: Grammar | None = None
+    mask: U32 | None = None
     open_sequences: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
@@ -36,7 +39,7 @@ class SequenceState:
 
     special: True when a step must build lists for it (penalties, biases, bans, masks).
     counts: occurrences of each distinct id: 0 for ids of the prompt only (penalties); None unless
-    penalties are on.
+    penalties are on. cursor: place in the request's grammar. mask: allowed ids that never change.
     """
 
     request: RequestState
@@ -45,6 +48,8 @@ class SequenceState:
     row: int
     special: bool
     counts: dict[int, int] | None
+    cursor: Cursor | None = None
+    mask: U32 | None = None
     outputs: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     cumulative_logprob: float = 0.0
