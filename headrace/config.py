@@ -1,4 +1,5 @@
-"""All configuration: few frozen objects, resolved once, with the text of each flag beside its field.
+"""All configuration: few frozen objects, resolved once, with the text of each flag beside its
+field.
 
 A field's flag is its name with dashes, its environment variable `HEADRACE_` + the name upper-cased.
 The command line wins over `--config` FILE, the file over the environment. An unknown name in any of

@@ -44,8 +44,8 @@ class Knobs:
 
     max_sequences: sequences that run at once, at most `PoolConfig.slots`.
     max_tokens: token budget of a step. chunk: most tokens of one sequence in a step.
-    max_logits: logits rows of a step. watermark: share of the pool's pages that admission leaves free
-    for growth. max_waiting: requests that may wait; one more is refused (0: no limit).
+    max_logits: logits rows of a step. watermark: share of the pool's pages that admission leaves
+    free for growth. max_waiting: requests that may wait; one more is refused (0: no limit).
     policy: order of waiting requests, 'fcfs' or 'priority' (lower first, then arrival).
     """
 
@@ -63,10 +63,9 @@ class Request:
     """What the core must know of a request; sampling and text are the engine's business.
 
     namespace: root of the prefix index (adapter, cache_salt, ...): equal namespaces may share KV.
-    n: sequences that are forked after the prompt. stop_tokens: ids that end a sequence (the id itself
-    is the last known token). ignore_stop: stop_tokens do not end it before max_tokens
-    (`ignore_eos` is resolved by the caller into stop_tokens). min_tokens: stop_tokens do not end a
-    sequence that has fewer output tokens (the sampler also bans them).
+    n: sequences that are forked after the prompt. stop_tokens: ids that end a sequence (the id
+    itself is the last known token); the caller leaves out what `ignore_eos` ignores. min_tokens:
+    stop_tokens do not end a sequence with fewer output tokens (the sampler also bans them).
     score_from: first prompt position whose own log-probability is wanted (1 = all that have one),
     or None; no prefix is reused past score_from - 1 and every row from there on yields logits.
     max_tokens may be 0: the prompt is computed (and scored), nothing is sampled.
@@ -127,8 +126,9 @@ class StepPlan:
 class Event(NamedTuple):
     """What became of one sequence in one `done` (or `abort`, `finish`, `failed`).
 
-    choice: its index among the request's n. tokens: new known tokens, in order (empty when only the state changed). finish: None while it runs.
-    stop_token: the id that ended it, where finish is 'stop'.
+    choice: its index among the request's n. tokens: new known tokens, in order (empty when only the
+    state changed). finish: None while it runs. stop_token: the id that ended it, where finish is
+    'stop'.
     """
 
     request: int

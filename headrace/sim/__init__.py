@@ -1,1 +1,1 @@
-"""."""
+"""The engine's scheduler on a virtual clock."""
