@@ -81,7 +81,7 @@ class ReferenceExecutable:
         self._program = program
         self._weights = dict(weights)
         self._values: dict[str, F32] = {}
-        self._pages = kv.Pages(layout, limits)
+        self.pages = kv.Pages(layout, limits)
         self._rows: dict[Buffer, F32] = {}
         self._done = last_uses(program)
 
@@ -89,7 +89,7 @@ class ReferenceExecutable:
         """See `spec.Executable`."""
         if part != "sample":
             for copy in self.batch.copy[: self.batch.num_copies]:
-                self._pages.copy(*(int(value) for value in copy))
+                self.pages.copy(*(int(value) for value in copy))
             self._rows = {}
         for op, done in zip(self._program.ops, self._done, strict=True):
             if part == "all" or (part == "sample") == isinstance(op, spec.Sample):
@@ -116,7 +116,7 @@ class ReferenceExecutable:
 
     def _execute(self, op: Op) -> None:
         """Run one op on the rows of this step."""
-        batch, pages, row = self.batch, self._pages, self._rows
+        batch, pages, row = self.batch, self.pages, self._rows
         match op:
             case spec.Embed():
                 out = self._weight(op.table)[batch.token[: batch.num_tokens]]

@@ -31,6 +31,11 @@ class Pages:
         )
         self.scales: F32 | None = np.zeros(shape, np.float32) if layout.dtype == "int8" else None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and scales."""
+        return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
     def copy(self, source: int, target: int, first: int, tokens: int) -> None:
         """Copy tokens [first, first + tokens) of a page to another, in every layer."""
         at = slice(first, first + tokens)
