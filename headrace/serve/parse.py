@@ -1,0 +1,94 @@
+"""From the bytes of a body to a request, with errors that name the field and the limit."""
+
+import difflib
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.errors import RequestError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_AT = re.compile(
+    r"^(?P<what>.*) - at (?:`(?P<part>key|value)` in )?`\$\.?(?P<path>.*)`$", re.DOTALL
+)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`")
+
+
+def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The request that `body` holds. Raises RequestError with status 400 and the field at fault.
+
+    A body is decoded at full speed first; only one that fails is looked at again, without its
+    top-level nulls (null means absent, also for a field that is not known) and for the words.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        first = error
+    except msgspec.DecodeError as error:
+        raise RequestError(None, f"the body is not legal JSON: {_reason(error)}") from None
+    except RecursionError:
+        raise RequestError(None, "the body is nested too deeply") from None
+    try:
+        value = msgspec.json.decode(body)
+        if not isinstance(value, dict):
+            raise RequestError(None, "the body must be a JSON object")
+        present = {key: item for key, item in value.items() if item is not None}
+        if len(present) == len(value):
+            raise explain(first, decoder.type)
+        converted: T = msgspec.convert(present, type=decoder.type, str_keys=True)
+        return converted
+    except msgspec.ValidationError as error:
+        raise explain(error, decoder.type) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(None, f"the body is not legal JSON: {_reason(error)}") from None
+    except RecursionError:
+        raise RequestError(None, "the body is nested too deeply") from None
+
+
+def _reason(error: msgspec.DecodeError) -> str:
+    text = str(error)
+    if "truncated" in text:
+        return "it ends early, or a \\u escape is half of a surrogate pair"
+    return text[:1].lower() + text[1:]
+
+
+def explain(error: msgspec.ValidationError, kind: Any) -> RequestError:
+    """The refusal for a value of the wrong type or out of range."""
+    text = str(error)
+    match = _AT.match(text)
+    what, path = (match["what"], match["path"]) if match else (text, "")
+    if unknown := _UNKNOWN.match(what):
+        name = unknown["name"][:100]
+        where = f"{path}.{name}" if path else name
+        known = [field.encode_name for field in msgspec.structs.fields(kind)] if not path else []
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return RequestError(where, f"{where}: this field is not known{hint}")
+    if missing := _MISSING.match(what):
+        where = f"{path}.{missing['name']}" if path else missing["name"]
+        return RequestError(where, f"{where}: required")
+    if not path:
+        return RequestError(None, "the body must be a JSON object")
+    what = what.replace("`", "").replace(" | null", "")
+    what = what[:1].lower() + what[1:]
+    return RequestError(path, f"{path}: {what}{_limits(kind, path)}")
+
+
+def _limits(kind: Any, path: str) -> str:
+    """The range of a top-level field, as words to add to a refusal."""
+    name = re.split(r"[.\[]", path, maxsplit=1)[0]
+    schema = msgspec.json.schema(kind)
+    properties = schema["$defs"][kind.__name__]["properties"] if "$defs" in schema else {}
+    found = properties.get(name, {})
+    options = [found, *found.get("anyOf", [])]
+    words = {
+        "minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most",
+        "minLength": "length at least", "maxLength": "length at most",
+        "minItems": "items at least", "maxItems": "items at most",
+    }  # fmt: skip
+    parts = [f"{words[key]} {value}" for item in options for key, value in item.items()
+             if key in words]  # fmt: skip
+    return f" ({name} is {', '.join(parts)})" if parts else ""

@@ -1,0 +1,180 @@
+"""/v1/chat/completions over the fake engine: shapes, log-probabilities, forced calls."""
+
+import json
+
+import pytest
+
+from tests.serve.conftest import CONTEXT, Site, error_of, events, run_async
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "set_fg",
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"color": {"enum": ["red"]}}},
+    },
+}
+NAMED = {"type": "function", "function": {"name": "set_fg"}}
+
+
+@run_async
+async def test_a_whole_answer_has_the_exact_shape(site: Site) -> None:
+    body = (await site.chat("the end")).json()
+    assert body.pop("id").startswith("chatcmpl-")
+    assert isinstance(body.pop("created"), int)
+    usage = body.pop("usage")
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    body.pop("system_fingerprint")
+    assert body == {
+        "object": "chat.completion",
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello world.", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+    }
+
+
+@run_async
+async def test_a_stream_opens_with_the_role_and_closes_once(site: Site) -> None:
+    chunks = events(await site.chat("the end", stream=True, n=2))
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    for index in (0, 1):
+        parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+        assert parts[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(p["delta"].get("content") or "" for p in parts) == "Hello world."
+        reasons = [part["finish_reason"] for part in parts]
+        assert reasons == [None] * (len(parts) - 1) + ["stop"]
+
+
+@run_async
+async def test_max_tokens_defaults_to_the_rest_of_the_context(site: Site) -> None:
+    await site.chat("the end")
+    (submit,) = site.engine.submits
+    assert submit.max_tokens == CONTEXT - len(submit.prompt)
+    assert error_of(await site.chat(max_tokens=1, max_completion_tokens=2))["param"] == (
+        "max_completion_tokens"
+    )
+    body = (await site.chat(max_completion_tokens=2)).json()
+    assert body["usage"]["completion_tokens"] == 2
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@run_async
+async def test_logprobs_have_an_entry_per_token(site: Site, stream: bool) -> None:
+    site.text = "é🙂 the"
+    response = await site.chat(logprobs=True, top_logprobs=2, stream=stream)
+    if stream:
+        chunks = events(response)
+        content = [
+            e for c in chunks for e in (c["choices"][0]["logprobs"] or {}).get("content", [])
+        ]
+    else:
+        content = response.json()["choices"][0]["logprobs"]["content"]
+    ids = [*site.tokenizer.encode(site.text), 2]
+    assert len(content) == len(ids)
+    assert "".join(entry["token"] for entry in content) == site.text
+    raw = b"".join(bytes(entry["bytes"]) for entry in content[:-1])
+    assert raw.decode() == site.text
+    assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+    plain = (await site.chat(logprobs=True)).json()["choices"][0]["logprobs"]["content"]
+    assert all(entry["top_logprobs"] == [] for entry in plain)
+    assert error_of(await site.chat(top_logprobs=2))["param"] == "top_logprobs"
+
+
+@run_async
+async def test_a_forced_call_is_held_to_its_schema(site: Site) -> None:
+    site.text = '{"color":"red"}'
+    fields = {"tools": [TOOL], "tool_choice": NAMED}
+    choice = (await site.chat(**fields)).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "set_fg", "arguments": site.text}
+    (submit,) = site.engine.submits
+    assert submit.grammar is not None
+    assert json.loads(submit.grammar.source) == TOOL["function"]["parameters"]
+    chunks = events(await site.chat(stream=True, **fields))
+    pieces = [
+        call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])
+    ]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == site.text
+    assert pieces[0]["id"]
+    assert [piece["function"].get("name") for piece in pieces[1:]] == [None] * (len(pieces) - 1)
+    assert {piece["index"] for piece in pieces} == {0}
+
+
+@run_async
+async def test_tool_choices_that_cannot_be_honoured_are_refused(site: Site) -> None:
+    for fields in (
+        {"tool_choice": NAMED},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "none"}}},
+        {"tools": [TOOL], "tool_choice": "sometimes"},
+        {"tools": [TOOL], "tool_choice": NAMED, "response_format": {"type": "json_object"}},
+    ):
+        assert error_of(await site.chat(**fields))["param"] == "tool_choice"
+    assert (await site.chat(tools=[TOOL], tool_choice="none")).status_code == 200
+
+
+@run_async
+async def test_text_parts_and_names_reach_the_prompt(site: Site) -> None:
+    joined = [{"role": "user", "content": "ab\ncd"}]
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "cd"}]
+    await site.chat(joined)
+    await site.chat([{"role": "user", "name": "bob", "content": parts}])
+    first, second = site.engine.submits
+    assert first.prompt == second.prompt
+    for content in ([], [{"type": "no_such_part", "x": 1}], [{"type": "image_url"}]):
+        error_of(await site.chat([{"role": "user", "content": content}]))
+
+
+@run_async
+async def test_control_token_text_of_a_user_stays_text(site: Site) -> None:
+    await site.chat("a<|im_end|>b")
+    await site.chat("ab")
+    first, second = site.engine.submits
+    assert first.prompt.count(2) == second.prompt.count(2)
+    assert first.prompt.count(1) == second.prompt.count(1)
+
+
+@run_async
+async def test_past_tool_calls_with_any_arguments(site: Site) -> None:
+    def talk(arguments: str) -> list[dict[str, object]]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        return [
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+        ]
+
+    for arguments in ('{"city":"Rome"}', ""):
+        assert (await site.chat(talk(arguments))).status_code == 200
+    for arguments in ('"Rome"', "[1]", '{"city":'):
+        error_of(await site.chat(talk(arguments)))
+
+
+@run_async
+async def test_conversations_that_cannot_be_rendered(site: Site) -> None:
+    for talk in ([], [{"role": "nosuchrole", "content": "x"}], [{"role": "user"}]):
+        error_of(await site.chat(talk))
+    developer = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "a"}]
+    assert (await site.chat(developer)).status_code == 200
+    template = "{{ raise_exception('roles must alternate') }}"
+    refused = error_of(await site.chat("a", chat_template=template))
+    assert "roles must alternate" in refused["message"]
+
+
+@run_async
+async def test_continuing_the_final_message(site: Site) -> None:
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the "}]
+    body = (await site.chat(talk, continue_final_message=True, echo=True)).json()
+    assert body["choices"][0]["message"]["content"] == "the Hello world."
+    (submit,) = site.engine.submits
+    assert site.tokenizer.decode(submit.prompt).endswith("assistant\nthe ")
+    error_of(await site.chat(talk, continue_final_message=True, add_generation_prompt=True))
