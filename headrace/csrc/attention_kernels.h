@@ -1,0 +1,133 @@
+// The inner loops of attention: Q queries against tiles of keys, and their weights against V.
+//
+// Both are chains of fused multiply-adds, one accumulator for each result, in the order of head_dim
+// (scores) and of the keys (output). How many queries, tiles or columns go together is a matter of
+// registers and never changes a bit.
+#pragma once
+#include <utility>
+
+#include "pages.h"
+
+namespace hr {
+namespace HR_LEVEL {
+
+constexpr int kSpan = 256;              // keys of a span, at absolute positions
+constexpr int kSpanTiles = kSpan / kTile;
+constexpr int kTileVectors = kTile / W;
+
+// Accumulators that fit the register file, and the queries that go together at most.
+#if defined(HR_LEVEL_AVX512)
+constexpr int kAccumulators = 24, kQueries = 12;
+#elif defined(HR_LEVEL_AVX2)
+constexpr int kAccumulators = 12, kQueries = 6;
+#else
+constexpr int kAccumulators = 3, kQueries = 3;
+#endif
+
+constexpr int together(int queries, int vectors) {
+  int count = 8;
+  while (count > 1 && queries * vectors * count > kAccumulators) count /= 2;
+  return count;
+}
+
+template <int Q, int N, class T>
+HR_INLINE void score_some(const float *q, int dim, const T *const *tiles, float *scores) {
+  constexpr int V = N * kTileVectors;
+  F sum[Q][V];
+  for (int i = 0; i < Q; i++)
+    for (int v = 0; v < V; v++) sum[i][v] = zero();
+  for (int d = 0; d < dim; d++) {
+    F k[V];
+    for (int v = 0; v < V; v++)
+      k[v] = load(tiles[v / kTileVectors] + d * kTile + v % kTileVectors * W);
+    for (int i = 0; i < Q; i++) {
+      const F x = set(q[d * Q + i]);
+      for (int v = 0; v < V; v++) sum[i][v] = fma(x, k[v], sum[i][v]);
+    }
+  }
+  for (int i = 0; i < Q; i++)
+    for (int v = 0; v < V; v++) store(scores + i * kSpan + v * W, sum[i][v]);
+}
+
+// scores[i * kSpan + 16 t + lane] = q[i] . k of lane `lane` of tile t. q: [dim][Q].
+template <int Q, class T>
+void score(const float *q, int dim, const T *const *tiles, int count, float *scores) {
+  constexpr int N = together(Q, kTileVectors);
+  int t = 0;
+  for (; t + N <= count; t += N) score_some<Q, N>(q, dim, tiles + t, scores + t * kTile);
+  if (N == 1) return;
+  for (; t < count; t++) score_some<Q, 1>(q, dim, tiles + t, scores + t * kTile);
+}
+
+template <int Q, int N, class T>
+HR_INLINE void weigh_columns(const float *weights, const T *const *tiles, int dim, int begin, int end,
+                             int column, float *out, int stride) {
+  F sum[Q][N];
+  for (int i = 0; i < Q; i++)
+    for (int c = 0; c < N; c++) sum[i][c] = load(out + i * stride + column + c * W);
+  for (int j = begin; j < end;) {
+    const T *v = tiles[j / kTile] + (j % kTile) * dim + column;
+    const int stop = (j / kTile + 1) * kTile < end ? (j / kTile + 1) * kTile : end;
+    for (; j < stop; j++, v += dim) {
+      F x[N];
+      for (int c = 0; c < N; c++) x[c] = load(v + c * W);
+      for (int i = 0; i < Q; i++) {
+        const F w = set(weights[i * kSpan + j]);
+        for (int c = 0; c < N; c++) sum[i][c] = fma(w, x[c], sum[i][c]);
+      }
+    }
+  }
+  for (int i = 0; i < Q; i++)
+    for (int c = 0; c < N; c++) store(out + i * stride + column + c * W, sum[i][c]);
+}
+
+// The columns behind the last whole vector.
+template <int Q, class T>
+void weigh_rest(const float *weights, const T *const *tiles, int dim, int begin, int end, int column,
+                float *out, int stride) {
+  for (int j = begin; j < end; j++) {
+    const F x = load_part(tiles[j / kTile] + (j % kTile) * dim + column, dim - column);
+    for (int i = 0; i < Q; i++) {
+      float *to = out + i * stride + column;
+      store(to, fma(set(weights[i * kSpan + j]), x, load(to)));
+    }
+  }
+}
+
+// out[i * stride + c] += sum over keys j in [begin, end) of weights[i * kSpan + j] * v[j][c].
+// stride is a multiple of 16 and at least dim.
+template <int Q, class T>
+void weigh(const float *weights, const T *const *tiles, int dim, int begin, int end, float *out,
+           int stride) {
+  constexpr int N = together(Q, 1), kKeys = 4 * kTile;  // keys whose V stays in the first cache
+  for (int j = begin; j < end;) {
+    const int stop = (j / kKeys + 1) * kKeys < end ? (j / kKeys + 1) * kKeys : end;
+    int column = 0;
+    for (; column + N * W <= dim; column += N * W)
+      weigh_columns<Q, N>(weights, tiles, dim, j, stop, column, out, stride);
+    if (N > 2)
+      for (; column + 2 * W <= dim; column += 2 * W)
+        weigh_columns<Q, 2>(weights, tiles, dim, j, stop, column, out, stride);
+    for (; column + W <= dim; column += W)
+      weigh_columns<Q, 1>(weights, tiles, dim, j, stop, column, out, stride);
+    if (column < dim) weigh_rest<Q>(weights, tiles, dim, j, stop, column, out, stride);
+    j = stop;
+  }
+}
+
+// The kernels by number of queries, 1 to kQueries.
+template <class T>
+struct Kernels {
+  using Score = void (*)(const float *, int, const T *const *, int, float *);
+  using Weigh = void (*)(const float *, const T *const *, int, int, int, float *, int);
+  Score score[kQueries];
+  Weigh weigh[kQueries];
+};
+
+template <class T, int... Q>
+constexpr Kernels<T> all_kernels(std::integer_sequence<int, Q...>) {
+  return {{score<Q + 1, T>...}, {weigh<Q + 1, T>...}};
+}
+
+}  // namespace HR_LEVEL
+}  // namespace hr
