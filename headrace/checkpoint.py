@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import DEFAULT_MODEL
 from headrace.errors import ModelError
-from headrace.models import from_gguf, load, names
+from headrace.models import folder, from_gguf, from_hf, load, names
+from headrace.models.families import naming_of
 from headrace.models.fetch import SHORT_NAMES, Progress, fetch
 from headrace.models.gguf import GGUFFile
 from headrace.models.names import Naming
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 class Checkpoint:
     """An open model: its files are mapped, its configuration is read, no weight has been touched.
 
-    path: the file or folder. name: what an API calls it. spec: dims and traits. metadata: of a GGUF
-    file, else the configuration. tensors: by the checkpoint's own names.
+    path: the file or folder. name: what an API calls it. kind: how it is stored. spec: dims and
+    traits. metadata: of a GGUF file, or the configuration. tensors: by the checkpoint's own names.
     generation_config: sampling defaults that the checkpoint suggests (`temperature`, `top_k`, ...).
     """
 
     path: Path
     name: str
+    kind: str
     spec: ModelSpec
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
@@ -52,7 +54,10 @@ class Checkpoint:
     def _tokenizer(self) -> "Tokenizer":
         from headrace.text import tokenizer
 
-        found = tokenizer.from_gguf(self.metadata)
+        if self.kind == "gguf":
+            found = tokenizer.from_gguf(self.metadata)
+        else:
+            found = tokenizer.from_folder(self.path)
         if found.vocabulary > self.spec.vocabulary:
             raise ModelError(
                 f"{self.path}: the tokenizer has {found.vocabulary} tokens but the embedding only "
@@ -66,17 +71,22 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str = DEFAULT_MODEL, progress: Progress | None = None) -> Checkpoint:
-    """Open a .gguf file or a short name (fetched first where needed).
+    """Open a .gguf file, a folder, a short name (fetched first where needed) or a cached hub id.
 
     Raises ModelError in one line that says what is wrong with the file or the name.
     """
     path = Path(model)
-    if model in SHORT_NAMES and not path.exists():
-        return _open_gguf(fetch(model, progress), model)
     if path.is_file():
         return _open_gguf(path, path.stem)
+    if path.is_dir():
+        return _open_folder(path, path.resolve().name)
+    if model in SHORT_NAMES:
+        return _open_gguf(fetch(model, progress), model)
+    if cached := folder.hub_folder(model):
+        return _open_folder(cached, model)
     raise ModelError(
-        f"{model}: no such file; give a .gguf file or a short name ({', '.join(SHORT_NAMES)})"
+        f"{model}: no such file or folder, and no model of that id in the hub's cache; give a "
+        f".gguf file, a folder with config.json, or a short name ({', '.join(SHORT_NAMES)})"
     )
 
 
@@ -84,8 +94,17 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
     file = GGUFFile(path)
     spec = from_gguf.read(file)
     return Checkpoint(
-        path, name, spec, file.metadata, file.tensors, names.GGUF, _sampling(file.metadata)
+        path, name, "gguf", spec, file.metadata, file.tensors, names.GGUF, _sampling(file.metadata)
     )
+
+
+def _open_folder(path: Path, name: str) -> Checkpoint:
+    config = folder.read_json(path / "config.json")
+    spec = from_hf.read(config, str(path / "config.json"))
+    tensors = folder.read_tensors(path)
+    defaults = path / "generation_config.json"
+    generation = folder.read_json(defaults) if defaults.is_file() else {}
+    return Checkpoint(path, name, "folder", spec, config, tensors, naming_of(spec), generation)
 
 
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}

@@ -16,13 +16,13 @@ class Fields:
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self._values = values
-        self._source = source
+        self.source = source
         self._prefix = prefix
         self._read: set[str] = set()
 
     def fail(self, key: str, message: str) -> ModelError:
         """The error to raise for one key."""
-        return ModelError(f"{self._source}: {self._prefix}{key}: {message}")
+        return ModelError(f"{self.source}: {self._prefix}{key}: {message}")
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -97,7 +97,7 @@ class Fields:
         for key, value in self._values.items():
             if key.startswith(self._prefix) and key not in self._read | harmless:
                 raise ModelError(
-                    f"{self._source}: {key} = {_short(value)} is not known to headrace, so the "
+                    f"{self.source}: {key} = {_short(value)} is not known to headrace, so the "
                     "model might be computed wrongly; it is refused"
                 )
 

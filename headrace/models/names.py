@@ -7,7 +7,9 @@ that ignores a weight computes something else.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec
@@ -25,13 +27,19 @@ class Naming:
     top: weight -> alternatives. layer: weight within a layer -> alternatives, below `layer_prefix`
     with {} for the index. Names lack their '.weight' or '.bias'. ignored: pattern of tensors that
     carry nothing (stored masks and frequencies). prefixes: what may stand before every name.
+    transposed: weights that are stored as [K, N].
     """
 
     top: Mapping[str, Alternatives]
     layer: Mapping[str, Alternatives]
     layer_prefix: str
     ignored: str = r"(?!)"
-    prefixes: tuple[str, ...] = field(default=("",))
+    prefixes: tuple[str, ...] = ("",)
+    transposed: frozenset[str] = frozenset()
+
+    def but(self, **layer: Alternatives) -> "Naming":
+        """The same with some names within a layer replaced."""
+        return replace(self, layer={**self.layer, **layer})
 
 
 def one(*names: str) -> Alternatives:
@@ -63,6 +71,54 @@ GGUF = Naming(
     ignored=r"rope_(freqs|factors_long|factors_short)\.weight",
 )
 
+HF = Naming(
+    top={
+        "embed": one("model.embed_tokens"),
+        "final_norm": one("model.norm"),
+        "logits": one("lm_head"),
+    },
+    layer={
+        "attn_norm": one("input_layernorm"),
+        "qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),),
+        "q_norm": one("self_attn.q_norm"),
+        "k_norm": one("self_attn.k_norm"),
+        "attn_out": one("self_attn.o_proj"),
+        "ffn_norm": one("post_attention_layernorm"),
+        "gate_up": (("mlp.gate_proj", "mlp.up_proj"),),
+        "up": one("mlp.c_fc"),
+        "down": one("mlp.down_proj"),
+    },
+    layer_prefix="model.layers.{}.",
+    ignored=r"rotary_emb\.inv_freq$",
+)
+HF_SANDWICH = HF.but(
+    attn_post_norm=one("post_attention_layernorm"),
+    ffn_norm=one("pre_feedforward_layernorm"),
+    ffn_post_norm=one("post_feedforward_layernorm"),
+)
+HF_PHI = HF.but(qkv=one("self_attn.qkv_proj"), gate_up=one("mlp.gate_up_proj"))
+HF_STARCODER = HF.but(down=one("mlp.c_proj"))
+HF_GPT2 = Naming(
+    top={
+        "embed": one("wte"),
+        "positions": one("wpe"),
+        "final_norm": one("ln_f"),
+        "logits": one("lm_head"),
+    },
+    layer={
+        "attn_norm": one("ln_1"),
+        "qkv": one("attn.c_attn"),
+        "attn_out": one("attn.c_proj"),
+        "ffn_norm": one("ln_2"),
+        "up": one("mlp.c_fc"),
+        "down": one("mlp.c_proj"),
+    },
+    layer_prefix="h.{}.",
+    ignored=r"\.attn\.(bias|masked_bias)$",
+    prefixes=("transformer.", ""),
+    transposed=frozenset({"qkv", "attn_out", "up", "down"}),
+)
+
 
 def bind(
     spec: ModelSpec,
@@ -84,6 +140,8 @@ def bind(
         if name in computed:
             continue
         parts = _parts(spec, name, tensors, naming, prefix, source)
+        if name.rpartition(".")[2] in naming.transposed:
+            parts = tuple(transpose(part) for part in parts)
         add = spec.norm_add if name.endswith("norm") else 0.0
         weight = Weight(name, parts, add=add)
         tails = {part.shape[1:] for part in parts}
@@ -92,6 +150,9 @@ def bind(
             raise ModelError(f"{source}: {found}: expected {list(shape)} in all for {name}")
         weights[name] = weight
         used.update(part.name for part in parts)
+    if spec.tied:  # a stored copy of the embedding is not looked at
+        used.update(f"{prefix}{part}.weight" for names in naming.top["logits"] for part in names)
+        used.update(f"{part}.weight" for names in naming.top["logits"] for part in names)
     for name in tensors:
         if name not in used and not re.search(naming.ignored, name):
             raise ModelError(
@@ -124,3 +185,10 @@ def _parts(
             return tuple(tensors[part] for part in names)
     lacking = [part for part in full[0] if part not in tensors]
     raise ModelError(f"{source}: tensor {lacking[0]!r} is missing")
+
+
+def transpose(tensor: Tensor) -> Tensor:
+    """A matrix of 2- or 4-byte values the other way round (a copy)."""
+    item = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}[tensor.format]
+    turned = np.ascontiguousarray(tensor.data.view(item).reshape(tensor.shape).T)
+    return Tensor(tensor.name, tensor.format, turned.shape, turned.reshape(-1).view(np.uint8))
