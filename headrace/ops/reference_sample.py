@@ -31,13 +31,16 @@ def sample(logits: F32, batch: RaggedBatch) -> None:
 
 def report(raw: F32, token: int, batch: RaggedBatch, i: int) -> None:
     """Log-probability and rank of `token` by the raw logits, and the list of the most likely."""
-    logprobs = (shifted(raw) - np.log(np.exp(shifted(raw)).sum())).astype(np.float32)
-    order = descending(raw)
+    wide = shifted(raw)
+    logprobs = (wide - np.log(np.exp(wide).sum())).astype(np.float32)
     batch.out_logprob[i] = logprobs[token]
-    batch.out_rank[i] = 1 + int(np.nonzero(order == token)[0][0])
-    listed = order[: min(int(batch.top_logprobs[i]), MAX_TOP_LOGPROBS)]
-    batch.out_top_token[i, : len(listed)] = listed
-    batch.out_top_logprob[i, : len(listed)] = logprobs[listed]
+    ahead = np.count_nonzero(raw > raw[token]) + np.count_nonzero(raw[:token] == raw[token])
+    batch.out_rank[i] = 1 + ahead
+    wanted = min(int(batch.top_logprobs[i]), MAX_TOP_LOGPROBS)
+    if wanted > 0:
+        listed = descending(raw)[:wanted]
+        batch.out_top_token[i, : len(listed)] = listed
+        batch.out_top_logprob[i, : len(listed)] = logprobs[listed]
 
 
 def processed(raw: F32, batch: RaggedBatch, i: int) -> F32:

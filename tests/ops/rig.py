@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from headrace.errors import ConfigError, KernelError
 from headrace.ops.backends import cpu_built, open_backend
@@ -27,7 +28,8 @@ class Case:
     """A program and what runs through it.
 
     tolerance: tap -> largest difference from the reference, as a share of the tap's root mean
-    square. lengths: positions of each sequence. optional: back-ends may decline it.
+    square, or of the row's where by_row. lengths: positions of each sequence. optional: back-ends
+    may decline it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Case:
     tolerance: Mapping[str, float]
     lengths: tuple[int, ...] = (1, 3, 21, 50)
     optional: bool = False
+    by_row: bool = False
 
     def tokens(self) -> list[np.ndarray]:
         """The same token ids at every call, one array a sequence."""
@@ -172,3 +175,15 @@ def backends() -> list[tuple[str, Backend | str]]:
         except (ConfigError, KernelError) as error:
             found.append((name, str(error)))
     return found
+
+
+every_backend = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(
+            found, id=name, marks=pytest.mark.skipif(isinstance(found, str), reason=str(found))
+        )
+        for name, found in backends()
+    ],
+)
+"""Runs a test once per back-end and level; what cannot run here is skipped with its reason."""

@@ -5,19 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 from cases import TABLE
-from rig import Case, Rows, backends, bits, layout, run, schedules
+from rig import Case, Rows, backends, bits, every_backend, layout, run, schedules
 
 from headrace.errors import KernelError
 from headrace.ops.spec import Backend
 
-BACKENDS = [
-    pytest.param(
-        backend, id=name, marks=pytest.mark.skipif(isinstance(backend, str), reason=str(backend))
-    )
-    for name, backend in backends()
-]
-
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
 every_case = pytest.mark.parametrize("name", TABLE)
 
 
@@ -44,9 +36,11 @@ def declined(case: Case, backend: Backend) -> bool:
 def assert_close(case: Case, got: Rows) -> None:
     for tap, tolerance in case.tolerance.items():
         want = np.concatenate(expected(case.name)[tap])
-        difference = np.abs(np.concatenate(got[tap]) - want).max()
-        scale = np.sqrt(np.mean(want.astype(np.float64) ** 2))
-        assert difference <= tolerance * scale, f"{tap}: off by {difference / scale:.2g} of the rms"
+        squares = want.astype(np.float64) ** 2
+        scale = np.sqrt(squares.mean(axis=1 if case.by_row else None, keepdims=True))
+        difference = np.abs(np.concatenate(got[tap]) - want)
+        worst = (difference / np.maximum(scale, 1e-30)).max()
+        assert worst <= tolerance, f"{tap}: off by {worst:.2g} of the rms"
 
 
 @every_case
