@@ -79,19 +79,26 @@ def perplexity(path: Path, name: str, model: Any) -> None:
 
     text = (GOLDEN / "english.txt").read_text()
     ids = open_checkpoint(str(path)).tokenizer().encode(text)[:NUM_TOKENS]
+    chosen, best, top_ids, top_logprobs = [], [], [], []
     with torch.inference_mode():
-        logits = model(torch.tensor([ids])).logits[0]
-        logprobs = torch.log_softmax(logits, dim=-1)
-    target = torch.tensor(ids[1:])
-    chosen = logprobs[:-1].gather(1, target[:, None])[:, 0].numpy()
-    top = logprobs[::STRIDE].topk(TOP)
+        hidden = model.model(torch.tensor([ids])).last_hidden_state[0]
+        for start in range(0, len(ids), 10 * STRIDE):  # the logits of all rows are gigabytes
+            logits = model.lm_head(hidden[start : start + 10 * STRIDE])
+            logprobs = torch.log_softmax(logits, dim=-1)
+            target = torch.tensor([*ids, 0][start + 1 : start + 1 + len(logits)])
+            chosen.append(logprobs.gather(1, target[:, None])[:, 0].numpy())
+            best.append(logits.argmax(dim=-1).numpy())
+            top = logprobs[::STRIDE].topk(TOP)
+            top_ids.append(top.indices.numpy())
+            top_logprobs.append(top.values.numpy())
+    chosen = np.concatenate(chosen)[:-1]
     np.savez_compressed(
         GOLDEN / f"{name}.npz",
         ids=np.array(ids, np.int32),
         logprob=chosen.astype(np.float32),
-        argmax=logits.argmax(dim=-1).numpy().astype(np.int32),
-        top_ids=top.indices.numpy().astype(np.int32),
-        top_logprob=top.values.numpy().astype(np.float32),
+        argmax=np.concatenate(best).astype(np.int32),
+        top_ids=np.concatenate(top_ids).astype(np.int32),
+        top_logprob=np.concatenate(top_logprobs).astype(np.float32),
     )
     print(f"{name}: {len(ids)} tokens, perplexity {np.exp(-chosen.mean()):.4f}")
 

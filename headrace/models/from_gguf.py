@@ -56,6 +56,7 @@ def _common(file: GGUFFile, fields: Fields, family: Family) -> dict[str, Any]:
     max_positions = fields.integer("context_length")
     if window is not None and window >= max_positions:
         window = None
+    learned = tensors.get("position_embd.weight")
     return {
         "vocabulary": tensors["token_embd.weight"].shape[0],
         "hidden": hidden,
@@ -64,8 +65,9 @@ def _common(file: GGUFFile, fields: Fields, family: Family) -> dict[str, Any]:
         "head_dim": head_dim,
         "ffn": fields.integer("feed_forward_length", most=1 << 24),
         "max_positions": max_positions,
-        "layers": (Layer(window),) * num_layers,
-        "ropes": {"global": _rope(file, fields, head_dim)},
+        "layers": (Layer(window, None if learned else "global"),) * num_layers,
+        "ropes": {} if learned else {"global": _rope(file, fields, head_dim)},
+        "positions": learned.shape[0] if learned else 0,
         "rope_style": family.gguf_style,
         "scale": fields.number("attention.scale", head_dim**-0.5),
         "norm_eps": fields.number(f"attention.layer_norm_{'rms_' if rms else ''}epsilon"),

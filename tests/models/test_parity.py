@@ -1,4 +1,4 @@
-"""Every family against `transformers` in float32, on tiny random checkpoints (scripts/golden.py)."""
+"""Every family against `transformers` in float32: tiny checkpoints of scripts/golden.py."""
 
 import shutil
 from pathlib import Path
