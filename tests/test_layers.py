@@ -18,6 +18,7 @@ ALLOWED = {
     "engine": {"core", "cost", "ops", "models", "text"},
     "serve": {"engine.client", "engine.messages", "engine.params", "core.plan", "text"},
     "bench": set(),
+    "cli": {"engine", "serve", "bench", "cost", "sim", "core", "models", "ops", "text"},
 }
 """Room -> what it may import of headrace, besides itself and the modules beside the rooms."""
 

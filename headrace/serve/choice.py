@@ -114,8 +114,9 @@ class Choice:
                 break
         if piece.finish is None and output.finish is not None:
             if not output.tokens:
-                piece.text += self._safe(self._detokenizer.flush())[0]
-            if self._stops is not None:
+                safe, piece.stop_reason = self._safe(self._detokenizer.flush())
+                piece.text += safe
+            if self._stops is not None and piece.stop_reason is None:
                 piece.text += self._stops.flush()
             self._end(piece, output)
         self.ended = piece.finish is not None
@@ -156,7 +157,7 @@ class Choice:
 
     def _end(self, piece: Piece, output: Output) -> None:
         self.ended = True
-        piece.finish = output.finish
+        piece.finish = output.finish if piece.stop_reason is None else "stop"
         if output.finish == "stop" and output.stop_token in self._options.user_stop_ids:
             piece.stop_reason = output.stop_token
 
