@@ -1,6 +1,7 @@
 """Typed reading of a checkpoint's configuration that refuses what it does not know, by name."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from headrace.errors import ModelError
@@ -11,27 +12,44 @@ REQUIRED = object()
 class Fields:
     """Values of a configuration. Every key that is read is remembered; `finish` refuses the rest.
 
-    source: the file, for messages. prefix: put before each key (GGUF: 'llama.').
+    source: the file, for messages. prefix: put before each key (GGUF: 'llama.'). aliases: other
+    spelling in files -> the key as it is asked for here.
     """
 
-    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        source: str,
+        prefix: str = "",
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._values = values
         self.source = source
         self._prefix = prefix
         self._read: set[str] = set()
+        self._spelled: dict[str, str] = {}
+        for alias, key in aliases.items():
+            if values.get(alias) is not None:
+                if key in values or key in self._spelled:
+                    other = self._spelled.get(key, key)
+                    raise ModelError(f"{source}: {alias} and {other} say the same thing twice")
+                self._spelled[key] = alias
+
+    def _key(self, key: str) -> str:
+        return self._prefix + self._spelled.get(key, key)
 
     def fail(self, key: str, message: str) -> ModelError:
         """The error to raise for one key."""
-        return ModelError(f"{self.source}: {self._prefix}{key}: {message}")
+        return ModelError(f"{self.source}: {self._key(key)}: {message}")
 
     def has(self, key: str) -> bool:
         """Whether the key is there and not null."""
-        return self._values.get(self._prefix + key) is not None
+        return self._values.get(self._key(key)) is not None
 
     def raw(self, key: str, default: Any = REQUIRED) -> Any:
         """The value as it is; null counts as absent."""
-        self._read.add(self._prefix + key)
-        value = self._values.get(self._prefix + key)
+        self._read.add(self._key(key))
+        value = self._values.get(self._key(key))
         if value is not None:
             return value
         if default is REQUIRED:
@@ -92,10 +110,12 @@ class Fields:
             raise self.fail(key, f"{value!r} is not supported")
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Refuse keys with the prefix that nobody read and that are not known to be harmless."""
+        """Refuse keys with the prefix that nobody read and that are not known to be harmless; null
+        says nothing."""
         harmless = {self._prefix + key for key in ignored}
         for key, value in self._values.items():
-            if key.startswith(self._prefix) and key not in self._read | harmless:
+            known = key in self._read or key in harmless or value is None
+            if key.startswith(self._prefix) and not known:
                 raise ModelError(
                     f"{self.source}: {key} = {_short(value)} is not known to headrace, so the "
                     "model might be computed wrongly; it is refused"

@@ -36,7 +36,7 @@ def read(config: Mapping[str, Any], source: str) -> ModelSpec:
     """Raises ModelError naming the key for anything missing, unknown or unsupported."""
     if config.get("trust_remote_code"):
         raise ModelError(f"{source}: trust_remote_code: code from a checkpoint is never run")
-    fields = Fields(_plain(config, source), source)
+    fields = Fields(config, source, aliases=_ALIASES)
     family = _family(fields)
     draft = _common(fields, family)
     draft |= dict(family.traits) | dict(family.hf_traits)
@@ -44,18 +44,6 @@ def read(config: Mapping[str, Any], source: str) -> ModelSpec:
     draft["layers"] = _layers(fields, draft)
     fields.finish(_HARMLESS)
     return ModelSpec(family=family.name, **draft)
-
-
-def _plain(config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The configuration with one name for each thing."""
-    plain = dict(config)
-    for alias, name in _ALIASES.items():
-        if alias in plain:
-            value = plain.pop(alias)
-            if plain.get(name, value) != value:
-                raise ModelError(f"{source}: {alias} and {name} contradict each other")
-            plain[name] = value
-    return plain
 
 
 def _family(fields: Fields) -> Family:
