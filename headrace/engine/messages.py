@@ -186,4 +186,4 @@ class Fatal(msgspec.Struct, frozen=True, tag="fatal"):
     kind: Literal["start", "run"] = "run"
 
 
-FromEngine = Output | Outputs | Refused | Ready | Fatal
+FromEngine = Outputs | Refused | Ready | Fatal
