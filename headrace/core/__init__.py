@@ -1,1 +1,1 @@
-"""Scheduling and KV blocks, pure: time is an argument, nothing is done, only decided."""
+"""The pure core: scheduler, KV blocks and prefix index. Standard library only, no clock, no I/O."""

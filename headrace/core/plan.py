@@ -82,6 +82,20 @@ class Request:
     score_from: int | None = None
 
 
+class Refused(Exception):
+    """The scheduler does not take a request. `str()` is one line for a person.
+
+    field: the field of `Request` at fault, None when it is no field's fault. overload: the request
+    is fine but too many wait; the same request may be taken later.
+    """
+
+    def __init__(self, field: str | None, message: str, overload: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.overload = overload
+
+
 class Copy(NamedTuple):
     """Copy tokens [first, first + tokens) of one page to another, in every layer of it."""
 
@@ -103,9 +117,13 @@ class StepPlan:
     scored by that row.
     table: flat quadruples (slot, table row, block index, page): page table entries to set first.
     copies: row copies to make before the pass. num_logits = sum(logits).
-    context: keys that each slice's last row attends to (its position + 1), for the cost model.
-    seconds: predicted by the estimator. reasons: slices that were cut or requests that wait, and
-    why, as (sequence or request id, word).
+    seconds: predicted by the estimator. reasons: running sequences that got nothing in this step
+    and why, as (sequence id, word): 'pages', 'rows' (of logits), 'budget' (tokens), 'prefix' (a
+    neighbour computes its next block).
+
+    Bounds that arrays may rely on: tokens <= max_tokens, num_logits <= max_logits,
+    samples / 2 + scores / 3 <= max_logits + slots, one slice a slot, and at most one block copied a
+    slot (pages_per_block copies a group).
     """
 
     id: int
@@ -121,6 +139,7 @@ class StepPlan:
     copies: list[Copy] = field(default_factory=list)
     num_logits: int = 0
     seconds: float = 0.0
+    reasons: list[tuple[int, str]] = field(default_factory=list)
 
 
 class Event(NamedTuple):
