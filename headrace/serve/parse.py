@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -80,9 +81,7 @@ def explain(error: msgspec.ValidationError, kind: Any) -> RequestError:
 def _limits(kind: Any, path: str) -> str:
     """The range of a top-level field, as words to add to a refusal."""
     name = re.split(r"[.\[]", path, maxsplit=1)[0]
-    schema = msgspec.json.schema(kind)
-    properties = schema["$defs"][kind.__name__]["properties"] if "$defs" in schema else {}
-    found = properties.get(name, {})
+    found = _properties(kind).get(name, {})
     options = [found, *found.get("anyOf", [])]
     words = {
         "minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most",
@@ -92,3 +91,11 @@ def _limits(kind: Any, path: str) -> str:
     parts = [f"{words[key]} {value}" for item in options for key, value in item.items()
              if key in words]  # fmt: skip
     return f" ({name} is {', '.join(parts)})" if parts else ""
+
+
+@cache
+def _properties(kind: Any) -> dict[str, Any]:
+    """The JSON schema of each field."""
+    schema = msgspec.json.schema(kind)
+    properties: dict[str, Any] = schema["$defs"][kind.__name__]["properties"]
+    return properties

@@ -48,7 +48,9 @@ class Site:
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         transport = httpx.ASGITransport(app=self.app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", trust_env=False
+        ) as client:
             return await client.request(method, path, **options)
 
     async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:

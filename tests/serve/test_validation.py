@@ -1,0 +1,258 @@
+"""Nothing is ignored: every field changes what the engine gets or is refused by name."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.serve.fields import ChatRequest, CompletionRequest
+from headrace.serve.openapi import document
+from headrace.serve.resolve import Served
+from tests.serve.conftest import CONTEXT, Site, error_of, run_async
+
+WRONG = [
+    ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "4"), ("temperature", -1),
+    ("temperature", "hot"), ("temperature", 101), ("top_p", 1.5), ("top_p", -0.1), ("top_p", 0),
+    ("top_k", 0.01), ("top_k", -2), ("min_p", 2), ("min_p", -0.1), ("n", 0), ("n", 129),
+    ("n", True), ("best_of", 0), ("seed", 2**64), ("seed", 1.5), ("repetition_penalty", 0),
+    ("repetition_penalty", -1), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
+    ("logit_bias", {"99999999": 5}), ("logit_bias", {"-1": 5}), ("logit_bias", {"3": 101}),
+    ("logit_bias", {"x": 1}), ("logit_bias", [1]), ("stop", ""), ("stop", ["a", ""]),
+    ("stop", ["a"] * 65), ("stop", 5), ("stop_token_ids", [99999999]), ("stop_token_ids", [-1]),
+    ("stop_token_ids", 5), ("allowed_token_ids", []), ("allowed_token_ids", [99999999]),
+    ("bad_words", [""]), ("bad_words", "word"), ("min_tokens", -1),
+    ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", CONTEXT + 1), ("priority", 3),
+    ("cache_salt", ""), ("stream", "yes"), ("stream_options", {"include_usage": True}),
+    ("response_format", {"type": "poem"}), ("response_format", {"type": "json_schema"}),
+    ("response_format", {}), ("response_format", "json"), ("structured_outputs", {}),
+    ("structured_outputs", {"json": {}, "regex": "a"}), ("guided_choice", []),
+    ("length_penalty", 2), ("service_tier", "flex"), ("request_id", ""), ("user", 5),
+    ("metadata", "x"), ("temprature", 1), ("kv_transfer_params", {}), ("modalities", ["audio"]),
+]  # fmt: skip
+"""A field and a value that must be refused with its name, whatever the endpoint."""
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG, ids=lambda value: str(value)[:30])
+@run_async
+async def test_a_wrong_value_is_refused_by_name(site: Site, field: str, value: Any) -> None:
+    for answer in (await site.complete(**{field: value}), await site.chat(**{field: value})):
+        error = error_of(answer)
+        assert error["type"] == "BadRequestError"
+        assert field in error["message"]
+        assert str(error["param"]).startswith(field)
+    assert site.engine.submits == []
+    assert (await site.complete()).status_code == 200
+
+
+def test_the_list_above_has_every_field_that_has_a_limit() -> None:
+    """All shared fields but those which take any value of their type."""
+    free = {
+        "model", "include_stop_str_in_output", "ignore_eos", "use_beam_search",
+        "skip_special_tokens", "spaces_between_special_tokens", "add_special_tokens",
+        "guided_json", "guided_regex", "guided_grammar", "regex", "ebnf", "json_schema",
+        "return_token_ids", "return_tokens_as_token_ids", "safety_identifier",
+        "prompt_cache_key", "store",
+    }  # fmt: skip
+    shared = set(CompletionRequest.__struct_fields__) & set(ChatRequest.__struct_fields__)
+    assert {field for field, _ in WRONG} >= shared - free - {"logprobs", "echo"}
+
+
+@run_async
+async def test_null_is_the_same_as_absent_for_every_field(site: Site) -> None:
+    for kind, ask in ((CompletionRequest, site.complete), (ChatRequest, site.chat)):
+        optional = [f.encode_name for f in msgspec.structs.fields(kind) if not f.required]
+        nulls = {**dict.fromkeys(optional), "audio": None, "max_tokens": 9}
+        site.engine.submits.clear()
+        assert (await ask(**nulls)).status_code == 200
+        assert (await ask(max_tokens=9)).status_code == 200
+        first, second = (_comparable(submit) for submit in site.engine.submits)
+        assert first == second
+
+
+def _comparable(submit: Any) -> Any:
+    value = msgspec.to_builtins(submit)
+    value.pop("id")
+    value.pop("arrival", None)
+    value["sampling"].pop("seed", None)
+    return value
+
+
+CHANGES: list[tuple[str, Any, str]] = [
+    ("max_tokens", 3, "max_tokens"), ("temperature", 0.5, "sampling.temperature"),
+    ("top_p", 0.5, "sampling.top_p"), ("top_k", 5, "sampling.top_k"),
+    ("min_p", 0.1, "sampling.min_p"), ("seed", 7, "sampling.seed"), ("n", 2, "n"),
+    ("best_of", 3, "n"), ("stop_token_ids", [9], "stop_tokens"),
+    ("ignore_eos", True, "stop_tokens"), ("min_tokens", 2, "min_tokens"),
+    ("presence_penalty", 1, "sampling.presence_penalty"),
+    ("frequency_penalty", 1, "sampling.frequency_penalty"),
+    ("repetition_penalty", 1.5, "sampling.repetition_penalty"),
+    ("logit_bias", {"9": 1}, "sampling.logit_bias"),
+    ("allowed_token_ids", [9], "sampling.allowed"), ("bad_words", ["the"], "sampling.bad_words"),
+    ("prompt_logprobs", 1, "sampling.prompt_logprobs"), ("use_beam_search", True, "beam"),
+    ("truncate_prompt_tokens", 2, "prompt"), ("cache_salt", "s", "namespace"),
+    ("response_format", {"type": "json_object"}, "grammar"),
+    ("structured_outputs", {"regex": "a"}, "grammar"), ("guided_json", {}, "grammar"),
+    ("guided_regex", "a", "grammar"), ("guided_choice", ["a"], "grammar"),
+    ("guided_grammar", "start: \"a\"", "grammar"), ("regex", "a", "grammar"),
+    ("ebnf", "root ::= \"a\"", "grammar"), ("json_schema", {}, "grammar"),
+]  # fmt: skip
+"""A field, a value, and the part of the submit that it changes."""
+
+
+@pytest.mark.parametrize(("field", "value", "place"), CHANGES, ids=lambda value: str(value)[:30])
+@run_async
+async def test_a_field_reaches_the_engine(site: Site, field: str, value: Any, place: str) -> None:
+    site.engine.script = lambda submit, index: [9, 2]
+    for ask in (site.complete, site.chat):
+        site.engine.submits.clear()
+        assert (await ask(seed=1, max_tokens=8)).status_code == 200
+        assert (await ask(**{"seed": 1, "max_tokens": 8, field: value})).status_code == 200
+        first, second = (_comparable_seeded(submit) for submit in site.engine.submits)
+        top = place.split(".")[0]
+        assert first[top] != second[top]
+        for other in set(first) - {top, "sampling"}:
+            if not (field in ("max_tokens", "ignore_eos", "min_tokens")):
+                assert first[other] == second[other]
+
+
+def _comparable_seeded(submit: Any) -> Any:
+    value = {name: getattr(submit, name) for name in submit.__struct_fields__}
+    value.pop("id")
+    value.pop("arrival")
+    return value
+
+
+@run_async
+async def test_shapes_of_the_prompt_that_are_refused(site: Site) -> None:
+    for prompt in (
+        [], [[]], "", [""], [999999], [-1], [[1], "a"], ["a", 1], [1.5], {"a": 1}, None,
+        [True], [[[1]]], "the " * CONTEXT, list(range(3, 3 + CONTEXT)),
+    ):  # fmt: skip
+        assert "prompt" in error_of(await site.complete(prompt))["message"]
+    long = error_of(await site.complete([3] * (CONTEXT + 1)))
+    assert str(CONTEXT) in long["message"]
+    assert str(CONTEXT + 1) in long["message"]
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(126, 2), (127, 1), (128, None), (129, None)])
+@run_async
+async def test_the_border_of_the_context(site: Site, size: int, tokens: int | None) -> None:
+    site.ends = False
+    response = await site.complete([3] * size, max_tokens=8)
+    if tokens is None:
+        error_of(response)
+    else:
+        body = response.json()
+        assert body["usage"]["completion_tokens"] == tokens
+        assert body["choices"][0]["finish_reason"] == "length"
+
+
+@run_async
+async def test_more_min_tokens_than_max_tokens(site: Site) -> None:
+    for ask in (site.complete, site.chat):
+        assert error_of(await ask(max_tokens=4, min_tokens=5))["param"] == "min_tokens"
+
+
+@run_async
+async def test_another_model_is_not_found(site: Site) -> None:
+    for ask in (site.complete, site.chat):
+        error = error_of(await ask(model="no-such-model"), 404)
+        assert error["type"] == "NotFoundError"
+        assert "no-such-model" in error["message"]
+        assert (await ask(model="tiny")).status_code == 200
+
+
+@run_async
+async def test_harmless_fields_are_taken(site: Site) -> None:
+    fields = {"user": "u", "metadata": {"k": "v"}, "store": True, "safety_identifier": "s"}
+    for ask in (site.complete, site.chat):
+        assert (await ask(**fields)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"", b"{", b"[]", b"3", b"null", b'"text"', b'{"prompt":"a"', b'{"prompt":"\xff"}',
+        b'{"prompt":"hi \\ud83d"}', b'{"prompt":"hi","stop":["\\ude00"]}',
+        b'{"prompt":"a","guided_json":{"const":"\\ud83d"}}', b'{"prompt":"a","temperature":NaN}',
+        b'{"prompt":"a","temperature":1e999}', b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"prompt":"a","guided_json":' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    ],
+    ids=lambda raw: raw[:24].decode("latin1"),
+)  # fmt: skip
+@run_async
+async def test_bodies_that_are_no_requests(site: Site, raw: bytes) -> None:
+    error_of(await site.send("POST", "/v1/completions", content=raw))
+    assert (await site.complete()).status_code == 200
+
+
+@run_async
+async def test_a_paired_escape_is_a_character(site: Site) -> None:
+    raw = b'{"prompt":"hi \\ud83d\\ude00","echo":true}'
+    body = (await site.send("POST", "/v1/completions", content=raw)).json()
+    assert body["choices"][0]["text"].startswith("hi 😀")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner,
+                                                                 max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_any_value_in_any_field_is_answered_or_refused(tokenizer, data):
+    """No 5xx, no hang: JSON values of every kind in up to three fields."""
+    kind, path = data.draw(
+        st.sampled_from(
+            [(CompletionRequest, "/v1/completions"), (ChatRequest, "/v1/chat/completions")]
+        )
+    )
+    names = st.sampled_from(kind.__struct_fields__)
+    body = {"prompt": "a"} if kind is CompletionRequest else {
+        "messages": [{"role": "user", "content": "a"}]
+    }  # fmt: skip
+    body |= data.draw(st.dictionaries(names, VALUES, min_size=1, max_size=3))
+    site = Site(tokenizer, Served("tiny", tokenizer, CONTEXT))
+
+    @run_async
+    async def ask():
+        raw = json.dumps(body).encode("utf-8", "surrogatepass")
+        return await site.send("POST", path, content=raw)
+
+    response = ask()
+    assert response.status_code in (200, 400, 404), (body, response.text)
+    if response.status_code != 200:
+        error_of(response, response.status_code)
+
+
+def test_the_document_names_every_field() -> None:
+    schemas = json.loads(document())["components"]["schemas"]
+    for kind in (CompletionRequest, ChatRequest):
+        properties = schemas[kind.__name__]["properties"]
+        assert set(properties) == set(kind.__struct_fields__)
+        assert all(value["description"] for value in properties.values())
+        assert schemas[kind.__name__]["additionalProperties"] is False
+
+
+@run_async
+async def test_defaults_of_the_checkpoint_apply_under_the_request(site: Site) -> None:
+    site.served = Served("tiny", site.tokenizer, CONTEXT, {"temperature": 0.3, "top_k": 7}, seed=5)
+    await site.complete()
+    await site.chat(temperature=0.9)
+    first, second = (submit.sampling for submit in site.engine.submits)
+    assert (first.temperature, first.top_k, first.seed) == (0.3, 7, 5)
+    assert (second.temperature, second.top_k) == (0.9, 7)
+
+
+@run_async
+async def test_priority_needs_its_policy(site: Site) -> None:
+    site.served = Served("tiny", site.tokenizer, CONTEXT, priorities=True)
+    assert (await site.complete(priority=-4)).status_code == 200
+    assert site.engine.submits[0].priority == -4
