@@ -43,7 +43,7 @@ def _common(file: GGUFFile, fields: Fields, family: Family) -> dict[str, Any]:
     tensors = file.tensors
     if "token_embd.weight" not in tensors:
         raise ModelError(f"{file.paths[0]}: tensor 'token_embd.weight' is missing")
-    num_layers = fields.integer("block_count", most=4096)
+    num_layers = fields.integer("block_count", most=1024)
     hidden = fields.integer("embedding_length", most=1 << 20)
     heads = fields.integer("attention.head_count", most=4096)
     head_dim = fields.integer("attention.key_length", hidden // heads, most=4096)

@@ -79,7 +79,7 @@ def _common(fields: Fields, family: Family) -> dict[str, Any]:
         "ffn": ffn,
         "max_positions": stretched(max_positions, ropes),
         "layers": (Layer(rope=None if learned else "global"),)
-        * fields.integer("num_hidden_layers", most=4096),
+        * fields.integer("num_hidden_layers", most=1024),
         "ropes": ropes,
         "positions": max_positions if learned else 0,
         "scale": head_dim**-0.5,

@@ -37,10 +37,29 @@ def hf_tensors(path: Path) -> dict[str, np.ndarray]:
     return tensors
 
 
+def add_tokenizer(writer: gguf.GGUFWriter, size: int) -> None:
+    """A byte-level tokenizer of single characters and a few merges."""
+    letters = [chr(code) for code in range(33, 33 + size - 6)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*letters, "ab", "abc", "cd", "<|a|>", "<|b|>", "Ġ"])
+    kinds = [gguf.TokenType.CONTROL if i in (size - 3, size - 2) else 1 for i in range(size)]
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b", "ab c", "c d"])
+    writer.add_bos_token_id(size - 3)
+    writer.add_eos_token_id(size - 2)
+    writer.add_chat_template("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+
+
 def convert(
-    folder: Path, weights: Path, target: Path, kind: gguf.GGMLQuantizationType | None = None
+    folder: Path,
+    weights: Path,
+    target: Path,
+    kind: gguf.GGMLQuantizationType | None = None,
+    vocabulary: int = 0,
 ) -> None:
-    """folder: with config.json. kind: type of the matrices, F32 where None."""
+    """folder: with config.json. kind: type of the matrices, F32 where None. vocabulary: tokens of a
+    tokenizer to write too."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     family = config["model_type"]
     name = ARCHITECTURES.get(family, family)
@@ -48,6 +67,8 @@ def convert(
     writer = gguf.GGUFWriter(target, name)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     write_metadata(writer, config, layers)
+    if vocabulary:
+        add_tokenizer(writer, vocabulary)
     names = gguf.get_tensor_name_map(arch, layers)
     for key, values in hf_tensors(weights).items():
         found = names.get_name(key, try_suffixes=(".weight", ".bias"))
