@@ -103,7 +103,12 @@ class Sample final : public Instruction {
 
     double scaled(float x) const { return (static_cast<double>(x) - top) / temperature; }
     uint64_t limit(float x) const { return Noise::limit(best - scaled(x)); }
-    void consider(float x, int32_t candidate, uint64_t bits) {
+    // The candidate becomes the best where its noise lifts it there. Noise is at most (leading zeros
+    // of ~bits, plus 1) * ln 2, which spares most logarithms.
+    void consider(float x, int32_t candidate) {
+      const uint64_t bits = noise.bits(candidate);
+      const int zeros = bits == ~uint64_t{0} ? 53 : __builtin_clzll(~bits) + 1;
+      if (scaled(x) + 0.6931472 * zeros < best) return;
       const double value = scaled(x) + Noise::gumbel(bits);
       if (value < best || (value == best && candidate > id)) return;
       best = value;
@@ -189,7 +194,13 @@ class Sample final : public Instruction {
       return at < kBins - 1 ? static_cast<int>(at) : kBins - 1;
     };
     double mass[kBins] = {};
-    for (int32_t j = 0; j < n; j++) mass[bin(list[j].x)] += std::exp(draw.scaled(list[j].x));
+    alignas(64) float weight[W] = {};
+    for (int32_t j = 0; j < n; j += W) {
+      const int32_t here = lesser(W, n - j);
+      for (int32_t i = 0; i < here; i++) weight[i] = list[j + i].x;
+      store(weight, exp((load(weight) - set(row.top)) * set(scale)));
+      for (int32_t i = 0; i < here; i++) mass[bin(list[j + i].x)] += weight[i];
+    }
     const double target = top_p * total;
     double running = 0;
     int last = 0;
@@ -205,20 +216,14 @@ class Sample final : public Instruction {
   }
 
   static int32_t draw_list(const Candidate *list, int32_t n, Draw &draw) {
-    for (int32_t j = 0; j < n; j++) {
-      const uint64_t bits = draw.noise.bits(list[j].id);
-      // Noise is at most (leading zeros of ~bits, plus 1) * ln 2.
-      const int zeros = bits == ~uint64_t{0} ? 53 : __builtin_clzll(~bits) + 1;
-      if (draw.scaled(list[j].x) + 0.6931472 * zeros < draw.best) continue;
-      draw.consider(list[j].x, list[j].id, bits);
-    }
+    for (int32_t j = 0; j < n; j++) draw.consider(list[j].x, list[j].id);
     return draw.id;
   }
 
   // All ids compete. Ids of a block need noise that lifts the block's best above the best so far.
   static int32_t draw_all(const Row &row, Draw &draw) {
     const int32_t first = row.first_top();
-    draw.consider(row.x[first], first, draw.noise.bits(first));
+    draw.consider(row.x[first], first);
     draw_block(row, first / kBlockValues, draw);
     for (int32_t block = 0; block < row.blocks(); block++)
       if (block != first / kBlockValues) draw_block(row, block, draw);
@@ -229,12 +234,16 @@ class Sample final : public Instruction {
     const float most = reduce_max(load(row.cells + block * W));
     if (draw.scaled(most) + 36.8 < draw.best) return;
     uint64_t limit = draw.limit(most);
-    for (int32_t id = block * kBlockValues; id < row.block_end(block); id++) {
-      const uint64_t bits = draw.noise.bits(id);
-      if (~bits > limit) continue;
-      const double value = draw.best;
-      if (row.x[id] > kNone) draw.consider(row.x[id], id, bits);
-      if (draw.best > value) limit = draw.limit(most);
+    const int32_t end = row.block_end(block);
+    for (int32_t start = block * kBlockValues; start < end; start += 16) {
+      uint32_t hits = draw.noise.reach(start, limit);
+      if (end - start < 16) hits &= (1u << (end - start)) - 1;
+      if (hits == 0) continue;
+      for (; hits; hits &= hits - 1) {
+        const int32_t id = start + __builtin_ctz(hits);
+        if (row.x[id] > kNone) draw.consider(row.x[id], id);
+      }
+      limit = draw.limit(most);
     }
   }
 

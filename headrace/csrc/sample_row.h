@@ -141,13 +141,17 @@ struct Row {
 
   // How many are before `id` in order of value, ties by id.
   int32_t count_before(int32_t id) const {
-    const float own = x[id] == x[id] ? x[id] : kNone;
-    int32_t n = 0;
-    for (int32_t i = 0; i < count; i += W) {
-      F v = i + W <= count ? load(x + i) : load_end(x + i, count - i);
-      n += __builtin_popcount(bits(set(own) < v));
+    const bool none = !(x[id] > kNone);
+    const F own = set(none ? kNone : x[id]);
+    int32_t n = none ? id : 0, i = 0;  // all ids before tie with -infinity, or are above it
+    for (; !none && i < id; i += W) {
+      const F v = i + W <= id ? load(x + i) : load_end(x + i, id - i);
+      n += __builtin_popcount(bits(own <= v));
     }
-    for (int32_t i = 0; i < id; i++) n += own == kNone ? !(x[i] > own) : x[i] == own;
+    for (i = id + 1; i < count; i += W) {
+      const F v = i + W <= count ? load(x + i) : load_end(x + i, count - i);
+      n += __builtin_popcount(bits(own < v));
+    }
     return n;
   }
 };
