@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("headrace.cli.chat", "talk to a model in the terminal"),
     "complete": ("headrace.cli.complete", "continue a text"),
     "bench serve": ("headrace.bench.serve", "load a server and measure it"),
+    "inspect": ("headrace.cli.inspect", "show what is in a model file and how it will run here"),
     "collect-env": ("headrace.cli.environment", "print what a bug report needs"),
 }
 """Name -> (module, one line of help). A name of two words is a sub-command."""
