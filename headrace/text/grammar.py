@@ -31,6 +31,7 @@ CACHED_GRAMMARS = 256
 MAX_CHOICES = 5_000
 DEEP_STACK = 128 << 20
 STACK_SIZE_LOCK = threading.Lock()  # the stack size of new threads is one setting per process
+WHITESPACE = "x-whitespace-pattern"
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -73,10 +74,20 @@ def grammar_text(kind: str, source: str, field: str = FIELD) -> str:
     raise RequestError(field, f"{field}: {kind!r} is not one of {', '.join(KINDS)}")
 
 
-def _json_grammar(source: str, field: str, whitespace: str | None = None) -> str:
+def json_source(schema: Any, whitespace_pattern: str | None = None) -> str:
+    """The source of kind json. whitespace_pattern: an expression for the white space that may stand
+    between the parts of the JSON text, in place of the fixed ", " and ": "."""
+    if whitespace_pattern is not None:
+        schema = {**(schema if isinstance(schema, dict) else {"allOf": [schema]})}
+        schema[WHITESPACE] = whitespace_pattern
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def _json_grammar(source: str, field: str) -> str:
     schema = checked_schema(source, field)
     options: Any = COMPACT
-    if whitespace is not None:
+    whitespace = schema.pop(WHITESPACE, None)
+    if isinstance(whitespace, str):
         bound_nesting(whitespace, field, "whitespace_pattern")
         options = {"whitespace_pattern": whitespace, "whitespace_flexible": True}
     text = json.dumps(schema, ensure_ascii=False)
@@ -193,12 +204,15 @@ class Grammar:
 
     def __init__(self, matcher: LLMatcher, tokenizer: Tokenizer) -> None:
         self._matcher = matcher
-        self._stops = tokenizer.stop_ids
-        self._words = (tokenizer.vocabulary + 31) // 32
+        self.stops = tokenizer.stop_ids
+        self.words = (tokenizer.vocabulary + 31) // 32
+        bits = np.arange(self.words * 32) < tokenizer.vocabulary
+        self.everything = np.packbits(bits, bitorder="little").view(np.uint32)
 
-    def start(self) -> "Cursor":
-        """A cursor at the beginning of the text."""
-        return Cursor(self._matcher.deep_copy(), self._stops, self._words)
+    def start(self, after: int | None = None) -> "Cursor":
+        """A cursor at the beginning of the text; with `after`, the grammar begins after that token
+        (the end of the model's thinking), and all may come before it."""
+        return Cursor(self._matcher.deep_copy(), self, after)
 
 
 class Cursor:
@@ -210,39 +224,44 @@ class Cursor:
     """
 
     def __init__(
-        self, matcher: LLMatcher, stops: frozenset[int], words: int, ended: bool = False
+        self, matcher: LLMatcher, grammar: Grammar, after: int | None, ended: bool = False
     ) -> None:
         self._matcher = matcher
-        self._stops = stops
-        self._words = words
+        self._grammar = grammar
+        self._after = after
         self._ended = ended
 
     @property
     def can_stop(self) -> bool:
-        """Whether the text so far is complete."""
-        return self._ended or bool(self._matcher.is_accepting())
+        """Whether a stop id may come: the text so far is complete, or the grammar has not begun."""
+        return self._ended or self._after is not None or bool(self._matcher.is_accepting())
 
     @property
     def finished(self) -> bool:
         """Whether no more text can come."""
-        return self._ended or bool(self._matcher.is_stopped())
+        return self._ended or (self._after is None and bool(self._matcher.is_stopped()))
 
     def mask(self, out: NDArray[np.uint32]) -> None:
         """Write a bit per token (bit id % 32 of word id // 32): 1 where the token may come next.
         out: uint32, contiguous, at least (vocabulary + 31) // 32 words; the rest is set to 0."""
-        if self.finished and not self._matcher.is_error():
-            out[:] = 0
-            for token in self._stops:
-                out[token // 32] |= np.uint32(1 << token % 32)
+        words = self._grammar.words
+        out[words:] = 0
+        own = out[:words]
+        if self._after is not None and not self._ended:
+            own[:] = self._grammar.everything
             return
-        out[self._words :] = 0
-        own = out[: self._words]
+        self._raise_error()
+        if self.finished:
+            own[:] = 0
+            for token in self._grammar.stops:
+                own[token // 32] |= np.uint32(1 << token % 32)
+            return
         self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         self._raise_error()
 
     def forced(self) -> list[int]:
         """The tokens that must come next, one after the other; empty where there is a choice."""
-        if self.finished:
+        if self.finished or self._after is not None:
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
         self._raise_error()
@@ -251,19 +270,25 @@ class Cursor:
     def accept(self, ids: Sequence[int]) -> bool:
         """Move past ids. False, with the cursor past those before it, at the first id that the
         grammar does not allow."""
-        for token in ids:
-            if token in self._stops:
-                if self._ended or not self.can_stop:
-                    return False
-                self._ended = True
-            elif self._ended or self._matcher.try_consume_tokens([token]) != 1:
-                self._raise_error()
-                return False
-        return True
+        return all(map(self._accept, ids))
+
+    def _accept(self, token: int) -> bool:
+        if self._ended:
+            return False
+        if token in self._grammar.stops:
+            self._ended = self.can_stop
+            return self._ended
+        if self._after is not None:
+            self._after = None if token == self._after else self._after
+            return True
+        if self._matcher.try_consume_tokens([token]) == 1:
+            return True
+        self._raise_error()
+        return False
 
     def copy(self) -> "Cursor":
         """A cursor of its own at the same place."""
-        return Cursor(self._matcher.deep_copy(), self._stops, self._words, self._ended)
+        return Cursor(self._matcher.deep_copy(), self._grammar, self._after, self._ended)
 
     def _raise_error(self) -> None:
         if self._matcher.is_error():

@@ -20,6 +20,7 @@ MAX_SOURCE = 256 * 1024
 MAX_DEPTH = 64
 MAX_NODES = 2_000
 MAX_COUNT = 100_000
+MAX_ONE_OF = 64
 MAX_INTEGER = 1 << 53
 
 DESCRIPTIONS = ("title", "description", "default", "example", "examples", "deprecated")
@@ -50,6 +51,7 @@ def checked_schema(source: str, field: str) -> Any:
         if len(queue) > MAX_NODES:
             raise RequestError(field, f"{field}: the schema has more than {MAX_NODES} subschemas")
         _check_node(node, place, field)
+        _prove_one_of(schema, node, place, field)
         for child, where in _children(schema, node, place, field):
             if id(child) not in seen:
                 seen[id(child)] = gates.add_all()
@@ -58,9 +60,11 @@ def checked_schema(source: str, field: str) -> Any:
         _connect(schema, node, seen, gates, field)
     if not gates.opens(seen[id(schema)]):
         raise RequestError(
-            field, f"{field}: no finite value satisfies the schema: its $ref cycle has no way out"
+            field,
+            f"{field}: no finite value satisfies the schema "
+            "(it contradicts itself, or a $ref cycle has no way out)",
         )
-    return schema
+    return {} if schema is True else schema
 
 
 def read_json(source: str, field: str) -> Any:
@@ -147,7 +151,9 @@ def _fault(keyword: str, value: Any) -> str:
         return "must be a list of at least one value"
     if keyword == "required" and not _strings(value):
         return "must be a list of strings"
-    if keyword == "type" and not set(value if _strings(value) else [value]) <= TYPES:
+    if keyword == "type" and not (
+        bool(value) and set(value) <= TYPES if _strings(value) else str(value) in TYPES
+    ):
         return f"must be one or several of {', '.join(sorted(TYPES))}"
     if keyword in ("pattern", "format") and not isinstance(value, str):
         return "must be a string"
@@ -201,6 +207,65 @@ def _target(root: Any, reference: Any, place: str, field: str) -> Any:
         else:
             raise _refuse(field, "$ref", place, f"{reference!r} does not exist")
     return value
+
+
+def _prove_one_of(root: Any, node: Any, place: str, field: str) -> None:
+    """Make oneOf anyOf where no value can satisfy two of its schemas. (The grammar compiler refuses
+    the oneOf that it can't prove itself; it does not look through $ref, we do.)"""
+    options = node.get("oneOf") if isinstance(node, dict) and "anyOf" not in node else None
+    if options is None or len(options) > MAX_ONE_OF:
+        return
+    seen = [_resolved(root, option, place, field) for option in options]
+    if all(_disjoint(root, a, b) for index, a in enumerate(seen) for b in seen[:index]):
+        node["anyOf"] = node.pop("oneOf")
+
+
+def _resolved(root: Any, node: Any, place: str, field: str) -> Any:
+    """The schema at the end of a chain of plain references."""
+    for _ in range(MAX_DEPTH):
+        if not (isinstance(node, dict) and "$ref" in node):
+            break
+        node = _target(root, node["$ref"], place, field)
+    return node
+
+
+def _disjoint(root: Any, one: Any, other: Any) -> bool:
+    """Whether surely no value satisfies both: other types, or objects told apart by a property that
+    both require and that has no value in common."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return False
+    kinds, others = _kinds(one), _kinds(other)
+    if not kinds & others:
+        return True
+    if kinds != {"object"} or others != {"object"}:
+        return False
+    for name in set(_list(one, "required")) & set(_list(other, "required")):
+        values = [_values(schema, name) for schema in (one, other)]
+        if None not in values and not set(values[0] or ()) & set(values[1] or ()):
+            return True
+    return False
+
+
+def _kinds(node: dict[str, Any]) -> set[str]:
+    """The JSON types that a schema lets through; an integer is a number too."""
+    kinds = node.get("type", sorted(TYPES))
+    found = {kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in TYPES}
+    return found | {"integer"} if "number" in found else found
+
+
+def _list(node: dict[str, Any], keyword: str) -> list[str]:
+    value = node.get(keyword)
+    return value if isinstance(value, list) and _strings(value) else []
+
+
+def _values(node: dict[str, Any], name: str) -> list[str] | None:
+    """The few strings that a property may be; None where it may be something else."""
+    properties = node.get("properties")
+    schema = properties.get(name) if isinstance(properties, dict) else None
+    if not isinstance(schema, dict):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if _strings(values) else None
 
 
 class _Gates:
