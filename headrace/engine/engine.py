@@ -8,13 +8,16 @@ owns no thread: the engine process (`process.py`) and the offline API (`llm.py`)
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from headrace.core.plan import Event, Request, StepPlan
 from headrace.core.plan import Refused as CoreRefused
 from headrace.core.scheduler import Scheduler
+from headrace.engine.beam import BeamSearch, log_softmax
 from headrace.engine.constrain import Constraints
 from headrace.engine.load import LoadedModel
 from headrace.engine.messages import Logprob, Observation, Output, Outputs, Refused, Submit
-from headrace.engine.pack import Packer, has_penalties, needs_lists
+from headrace.engine.pack import Packer, biases, has_penalties, needs_lists
 from headrace.engine.state import ParameterTable, RequestState, SequenceState
 from headrace.errors import OverloadError, RequestError
 from headrace.ops.batch import RaggedBatch
@@ -49,6 +52,7 @@ class Engine:
         self._sequences: dict[int, SequenceState] = {}
         self._next_number = 0
         self._constraints = Constraints(loaded.checkpoint.tokenizer, loaded.model.spec.vocabulary)
+        self._searches: dict[int, BeamSearch] = {}
         self._compiling: set[str] = set()
         self._refused: list[Refused] = []
         self._pending: list[Output] = []
@@ -85,7 +89,7 @@ class Engine:
             prompt=submit.prompt,
             max_tokens=submit.max_tokens,
             n=submit.n,
-            stop_tokens=frozenset(submit.stop_tokens),
+            stop_tokens=frozenset() if submit.beam else frozenset(submit.stop_tokens),
             min_tokens=submit.min_tokens,
             priority=submit.priority,
             namespace=submit.namespace,
@@ -105,6 +109,10 @@ class Engine:
             state.mask = self._constraints.allowed_mask(sampling.allowed)
         if sampling.prompt_logprobs is not None:
             state.prompt_logprobs = [None] * len(submit.prompt)
+        if submit.beam is not None:
+            self._searches[number] = BeamSearch(
+                submit.beam, frozenset(submit.stop_tokens), submit.max_tokens, sampling.logprobs
+            )
         self._requests[submit.id] = state
         self._by_number[number] = state
 
@@ -208,12 +216,109 @@ class Engine:
         if self._watch is not None:
             self._watch(plan, states)
         self._collect_scores(plan, len(states))
-        tokens = [(token,) for token in batch.out_token[: len(states)].tolist()]
+        tokens: list[tuple[int, ...]] = [
+            (token,) for token in batch.out_token[: len(states)].tolist()
+        ]
+        if self._searches:
+            self._offer_rows(plan, states, tokens)
         logprobs = self._logprobs(states)
         events = self.scheduler.done(plan.id, tokens, now)
         for index, state in enumerate(states):
-            self._account(state, tokens[index][0], logprobs.get(index), now)
+            for token in tokens[index]:
+                self._account(state, token, logprobs.get(index), now)
+        if self._searches:
+            self._move_beams(now)
         return events
+
+    def _offer_rows(
+        self, plan: StepPlan, states: list[SequenceState], tokens: list[tuple[int, ...]]
+    ) -> None:
+        """Hand the rows of beams to their searches; the core gets no token for them yet."""
+        logits = None
+        for index, state in enumerate(states):
+            search = self._searches.get(state.request.number)
+            if search is None:
+                continue
+            if logits is None:
+                logits = self._executable.read(self.loaded.model.program.logits)
+            raw = log_softmax(logits[plan.samples[2 * index], : self._batch.limits.vocabulary])
+            scores = raw.copy()
+            for token, value in biases(state).items():
+                scores[token] += value
+            if self._batch.mask_index[index] >= 0:
+                mask = self._batch.masks[self._batch.mask_index[index]]
+                allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(scores)]
+                scores[allowed == 0] = -np.inf
+            search.offer(state.sequence, raw, scores)
+            tokens[index] = ()
+
+    def _move_beams(self, now: float) -> None:
+        """Advance every search that has all its rows: fork, extend and drop its sequences."""
+        for number, search in list(self._searches.items()):
+            if not search.complete:
+                continue
+            request = self._by_number[number]
+            chosen = search.choose()
+            if not chosen:
+                self._end_search(request, search)
+                continue
+            parents = [beam.sequence for beam in search.live]
+            if not search.born:
+                sequences = parents[: len(chosen)]
+            else:
+                sequences = self._fork_beams(parents, [c.place for c in chosen])
+            for sequence in set(parents) - set(sequences):
+                self.scheduler.drop(sequence)
+                self._release(request, sequence)
+            for candidate, sequence in zip(chosen, sequences, strict=True):
+                self.scheduler.extend(sequence, (candidate.token,))
+                self._account(self._sequence(sequence), candidate.token, None, now)
+            search.move(chosen, sequences)
+
+    def _fork_beams(self, parents: list[int], places: list[int]) -> list[int]:
+        """The sequence of each chosen candidate: its parent's own for the first child of a parent,
+        a fork for the others."""
+        taken: set[int] = set()
+        sequences = []
+        for place in places:
+            parent = parents[place]
+            if parent not in taken:
+                taken.add(parent)
+                sequences.append(parent)
+                continue
+            child = self.scheduler.fork(parent)
+            source, state = self._sequence(parent), self._sequence(child)
+            state.outputs = list(source.outputs)
+            state.cursor = None if source.cursor is None else source.cursor.copy()
+            sequences.append(child)
+        return sequences
+
+    def _end_search(self, request: RequestState, search: BeamSearch) -> None:
+        """Tell the best beams and free the request."""
+        submit = request.submit
+        for index in range(submit.n):
+            found = search.best[index] if index < len(search.best) else None
+            self._pending.append(
+                Output(
+                    id=submit.id,
+                    index=index,
+                    tokens=found.tokens if found else (),
+                    cached_tokens=request.cached_tokens,
+                    finish="stop" if found and found.stop_token is not None else "length",
+                    stop_token=found.stop_token if found else None,
+                    logprobs=found.logprobs if found and search.alternatives is not None else None,
+                    cumulative_logprob=found.total if found else None,
+                )
+            )
+        self.scheduler.abort(request.number, self._clock())
+        self._forget(request, "stop")
+
+    def _release(self, request: RequestState, sequence: int) -> None:
+        """Drop the state of one sequence."""
+        state = request.sequences.pop(sequence, None)
+        if state is not None:
+            self._parameters.remove(state.row)
+            del self._sequences[sequence]
 
     def _states(self, plan: StepPlan) -> list[SequenceState]:
         """The state of each sample point; first sight of a request stamps its start."""
@@ -334,20 +439,16 @@ class Engine:
 
     def _close(self, request: RequestState, event: Event) -> None:
         """A sequence ended: drop its state, and the request's with the last of them."""
-        state = request.sequences.pop(event.sequence, None)
-        if state is not None:
-            self._parameters.remove(state.row)
-            del self._sequences[event.sequence]
+        self._release(request, event.sequence)
         request.open_sequences -= 1
         if request.open_sequences == 0:
             self._forget(request, event.finish or "abort")
 
     def _forget(self, request: RequestState, reason: str) -> None:
         """Drop a request's state and note its timings."""
-        for state in request.sequences.values():
-            self._parameters.remove(state.row)
-            del self._sequences[state.sequence]
-        request.sequences.clear()
+        for sequence in list(request.sequences):
+            self._release(request, sequence)
+        self._searches.pop(request.number, None)
         del self._requests[request.submit.id]
         del self._by_number[request.number]
         now = self._clock()

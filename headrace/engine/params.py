@@ -14,6 +14,7 @@ from headrace.errors import RequestError
 from headrace.ops.batch import MAX_TOP_LOGPROBS
 
 MAX_N = 128
+MAX_BEAMS = 16
 MAX_STOP_STRINGS = 64
 MAX_LOGIT_BIAS = 4096
 
@@ -124,8 +125,21 @@ class SamplingParams:
             raise RequestError("stop", "stop must be a string, or a list of strings, none empty")
         if self.logit_bias is not None and len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError("logit_bias", f"logit_bias has more than {MAX_LOGIT_BIAS} entries")
-        if self.use_beam_search and self.structured_outputs is not None and self.num_sequences > 16:
-            raise RequestError("use_beam_search", "at most 16 beams with structured outputs")
+        if self.use_beam_search:
+            self._check_beams()
+
+    def _check_beams(self) -> None:
+        """Refuse what has no meaning for a search that draws nothing."""
+        _integer("n", self.num_sequences, 1, MAX_BEAMS)
+        if self.max_tokens == 0:
+            raise RequestError("max_tokens", "max_tokens must be at least 1 with use_beam_search")
+        for name in ("presence_penalty", "frequency_penalty", "min_p"):
+            if getattr(self, name) != 0:
+                raise RequestError(name, f"{name} cannot be combined with use_beam_search")
+        if self.repetition_penalty != 1:
+            raise RequestError(
+                "repetition_penalty", "repetition_penalty cannot be combined with use_beam_search"
+            )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
