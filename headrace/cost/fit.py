@@ -57,13 +57,13 @@ class RecursiveFit:
         spread = sum(g * v for g, v in zip(gain, x, strict=True))
         noise = settings.noise**2 / weight
         scale = 1.0 / (noise + spread)
-        # Forget only in a direction that was just seen: else coefficients without news drift apart.
-        grow = 1.0 / settings.forgetting if spread > noise * (1.0 - settings.forgetting) else 1.0
+        grow = 1.0 / settings.forgetting
         self.theta = [t + g * scale * error for t, g in zip(self.theta, gain, strict=True)]
         for row, row_gain in zip(covariance, gain, strict=True):
             factor = row_gain * scale
             for column, column_gain in enumerate(gain):
                 row[column] = (row[column] - factor * column_gain) * grow
+        # A direction without news forgets too, but never more than was unknown at the start.
         for index, row in enumerate(covariance):
             if row[index] > settings.prior:
                 shrink = (settings.prior / row[index]) ** 0.5

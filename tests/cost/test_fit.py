@@ -1,0 +1,103 @@
+"""The fitted model: finds coefficients, forgets, shrugs off outliers, reports its own error."""
+
+from random import Random
+
+import pytest
+
+from headrace.core.plan import StepPlan
+from headrace.cost.catalog import find_model
+from headrace.cost.estimator import StepEstimator
+from headrace.cost.fit import ErrorWindow, FitSettings, RecursiveFit
+from headrace.cost.hardware import find_device
+from headrace.cost.roofline import TERMS
+
+TRUTH = (0.8, 2.5, 0.0, 1.7, 1.2, 0.6)
+
+
+def random_plan(draw: Random) -> StepPlan:
+    sequences = draw.randrange(1, 33)
+    counts = [1] * sequences
+    if draw.random() < 0.4:
+        counts[-1] = draw.randrange(16, 512)
+    starts = [draw.randrange(0, 4000) for _ in counts]
+    return StepPlan(
+        0, starts=starts, counts=counts, num_logits=sequences, samples=[0] * 2 * sequences
+    )
+
+
+def test_coefficients_are_found_from_a_wrong_start() -> None:
+    model = find_model("smollm2-135m").on(find_device("ryzen-7950x"))
+    estimator = StepEstimator(model)
+    draw = Random(1)
+    for _ in range(600):
+        plan = random_plan(draw)
+        exact = sum(t * x for t, x in zip(TRUTH, model.terms(plan), strict=True))
+        estimator.observe(plan, exact * draw.lognormvariate(0, 0.02))
+    for _ in range(50):
+        plan = random_plan(draw)
+        exact = sum(t * x for t, x in zip(TRUTH, model.terms(plan), strict=True))
+        assert estimator.seconds(plan) == pytest.approx(exact, rel=0.05)
+    stats = estimator.stats()
+    assert stats["cost_mape"] < 0.05
+    assert abs(stats["cost_bias"]) < 0.02
+    assert all(stats[f"cost_{name}"] >= 0 for name in TERMS)
+
+
+def test_outliers_do_not_move_it() -> None:
+    draw = Random(2)
+    clean, hit = RecursiveFit((1.0, 1.0)), RecursiveFit((1.0, 1.0))
+    for step in range(400):
+        terms = (1.0, draw.uniform(0.5, 4.0))
+        seconds = (0.5 * terms[0] + 2.0 * terms[1]) * draw.lognormvariate(0, 0.02)
+        clean.update(terms, seconds)
+        hit.update(terms, seconds * (20.0 if step > 50 and step % 20 == 0 else 1.0))
+    for a, b in zip(clean.theta, hit.theta, strict=True):
+        assert b == pytest.approx(a, rel=0.08, abs=0.08)
+
+
+def test_it_follows_a_machine_that_slows_down() -> None:
+    fit = RecursiveFit((1.0, 0.0), FitSettings(forgetting=0.98))
+    draw = Random(3)
+    for step in range(1200):
+        terms = (1.0, draw.uniform(0.1, 2.0))
+        fit.update(terms, (1.0 if step < 600 else 1.6) * (terms[0] + terms[1]))
+    assert fit.theta == pytest.approx([1.6, 1.6], rel=0.02)
+
+
+def test_no_coefficient_is_negative_and_the_rest_make_up_for_it() -> None:
+    fit = RecursiveFit((1.0, 0.0))
+    draw = Random(4)
+    for _ in range(300):
+        x = draw.uniform(1.0, 3.0)
+        fit.update((1.0, x), 4.0 - 0.2 * x)
+    assert fit.theta[1] < 0
+    first, second = fit.coefficients()
+    assert second == 0
+    assert 4.0 - 0.2 * 3 < first < 4.0 - 0.2
+
+
+def test_prediction_is_stable_between_refits() -> None:
+    model = find_model("smollm2-135m").on(find_device("ryzen-7950x"))
+    estimator = StepEstimator(model, refit_every=16)
+    plan = random_plan(Random(5))
+    before = estimator.seconds(plan)
+    for _ in range(15):
+        estimator.observe(plan, 3 * before)
+        assert (estimator.seconds(plan), estimator.version) == (before, 0)
+    estimator.observe(plan, 3 * before)
+    assert estimator.version == 1
+    assert estimator.seconds(plan) > 1.5 * before
+    estimator.observe(plan, 0.0)
+    assert estimator.stats()["cost_observations"] == 16
+    again = StepEstimator.from_dict(estimator.to_dict())
+    assert again.seconds(plan) == estimator.seconds(plan)
+
+
+def test_error_window_is_the_plain_mean_of_the_last() -> None:
+    window = ErrorWindow(3)
+    assert (window.mape, window.bias) == (0, 0)
+    for predicted in (9.0, 1.1, 0.8, 1.3):
+        window.add(predicted, 1.0)
+    assert window.mape == pytest.approx((0.1 + 0.2 + 0.3) / 3)
+    assert window.bias == pytest.approx((0.1 - 0.2 + 0.3) / 3)
+    assert len(window) == 3
