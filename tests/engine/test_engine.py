@@ -171,8 +171,10 @@ def test_refusals_keep_nothing(make: EngineMaker) -> None:
     engine.submit(submit("a", [1]))
     with pytest.raises(RequestError, match="in use"):
         engine.submit(submit("a", [1]))
+    engine.step()
+    engine.submit(submit("b", [1]))
     with pytest.raises(OverloadError):
-        engine.submit(submit("b", [1]))
+        engine.submit(submit("c", [1]))
     drain(engine)
 
 
