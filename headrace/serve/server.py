@@ -164,8 +164,8 @@ class ApiProcess:
     async def _open(self) -> Checkpoint:
         def read() -> Checkpoint:
             checkpoint = open_checkpoint(self._engine_config.model)
-            stop_ids = checkpoint.tokenizer().stop_ids
-            self._mark(f"tokenizer ({len(stop_ids)} end ids)")
+            checkpoint.tokenizer()
+            self._mark("tokenizer")
             return checkpoint
 
         return await asyncio.to_thread(read)
@@ -224,8 +224,8 @@ def _template_source(path: str | None) -> str | None:
 def banner(name: str, url: str, ready: Ready, timeline: list[tuple[str, float]]) -> str:
     """What is served where, in which memory, and how the start-up went."""
     memory = ", ".join(f"{part} {_bytes(size)}" for part, size in ready.memory.items())
-    engine = _steps(ready.timeline)
-    api = _steps(timeline)
+    engine = ", ".join(f"{what} {seconds:.2f}" for what, seconds in ready.timeline)
+    api = _steps(sorted(timeline, key=lambda step: step[1]))
     return (
         f"headrace {__version__} serves {name} on {url}/v1\n"
         f"  engine    {ready.backend} {ready.level}, {ready.threads} threads, context"
@@ -235,8 +235,8 @@ def banner(name: str, url: str, ready: Ready, timeline: list[tuple[str, float]])
     )
 
 
-def _steps(timeline: tuple[tuple[str, float], ...] | list[tuple[str, float]]) -> str:
-    """The steps of a start-up with the seconds that each took."""
+def _steps(timeline: list[tuple[str, float]]) -> str:
+    """The steps of a start-up, given when each ended, with the seconds that each took."""
     parts, before = [], 0.0
     for what, at in timeline:
         parts.append(f"{what} {at - before:.2f}")

@@ -1,0 +1,40 @@
+"""The application of a `Site` on a real socket, in a thread of its own."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+
+from headrace.serve.connection import connection_class
+from headrace.serve.server import HttpServer, address, bind
+from tests.serve.conftest import Site
+
+
+@contextlib.contextmanager
+def serving(site: Site, max_connections: int = 200) -> Iterator[str]:
+    """The URL under which the site is served, as `headrace serve` would."""
+    listener = bind("127.0.0.1", 0)
+    url = address(listener)
+    started = threading.Event()
+    server: list[HttpServer] = []
+
+    async def serve() -> None:
+        config = uvicorn.Config(
+            site.app(), http=connection_class(max_connections), ws="none", lifespan="off",
+            log_config=None, access_log=False, server_header=False, date_header=False,
+        )  # fmt: skip
+        server.append(HttpServer(config))
+        started.set()
+        await server[0].serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait()
+    try:
+        yield url
+    finally:
+        server[0].should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
