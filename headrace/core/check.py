@@ -48,9 +48,8 @@ def _check_sequence(memory: "Memory", sequence: Sequence) -> None:
             assert node.parent is nodes[index], f"{name}: broken path"
             assert node.tokens == tuple(sequence.tokens[index * size : (index + 1) * size])
             assert table[index] in (-1, node.blocks[group]), f"{name}: block {index} is another's"
-        for index in range(len(nodes) - 1, length):
-            block = table[index]
-            assert block < 0 or memory.pool.owner[block] is None, f"{name}: writes into the tree"
+        for block in table[sequence.scheduled // size :]:
+            assert memory.pool.owner[block] is None, f"{name}: writes into the tree"
     if sequence.room > sequence.scheduled:
         index = sequence.scheduled // size
         for group, table in enumerate(sequence.blocks):
@@ -59,11 +58,11 @@ def _check_sequence(memory: "Memory", sequence: Sequence) -> None:
 
 
 def _check_kept(memory: "Memory", sequence: Sequence, group: int) -> None:
-    """Every position that a query from `computed` on sees has its block."""
+    """Every position that the next query sees has its block."""
     window = memory.config.groups[group].window
     first = memory.config.groups[group].first
     table = sequence.blocks[group]
-    lowest = 0 if window is None else max(0, sequence.computed - window + 1) // memory.size
+    lowest = 0 if window is None else max(0, sequence.scheduled - window + 1) // memory.size
     for index, block in enumerate(table):
         if index >= lowest or index * memory.size < first:
             assert block >= 0, f"sequence {sequence.id}: block {index} of group {group} is missing"

@@ -189,7 +189,7 @@ class Memory:
         """Drop the private blocks from index `length` on."""
         for group, table in enumerate(sequence.blocks):
             for block in table[length:]:
-                self.pool.drop(block, group)
+                self.tree.drop(block, group)
             del table[length:]
         if sequence.computed > length * self.size:
             sequence.computed = length * self.size
@@ -386,7 +386,7 @@ class Memory:
                     continue
                 self.tree.hold(block, group)
                 table[index] = block
-                self.pool.drop(own, group)
+                self.tree.drop(own, group)
             self.tree.expose(node)
             self._set_entry(sequence, index, draft.plan)
 
@@ -434,7 +434,7 @@ class Memory:
         for group, table in enumerate(sequence.blocks):
             for block in table[length:]:
                 if block >= 0:
-                    self.pool.drop(block, group)
+                    self.tree.drop(block, group)
         self.tree.detach(sequence.nodes, sequence.blocks)
         self.promised -= sequence.promise
         sequence.promise = 0

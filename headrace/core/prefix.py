@@ -172,7 +172,7 @@ class Tree:
             self._stamps.pop(block, None)
 
     def drop(self, block: int, group: int) -> None:
-        """`Pool.drop` of a block whose node (if any) still has users."""
+        """`Pool.drop` of a block outside `detach`."""
         if self.pool.drop(block, group) and group in self.windowed:
             node = self.pool.owner[block]
             assert node is not None

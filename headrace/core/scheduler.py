@@ -227,7 +227,9 @@ class Scheduler:
             return None
         step = self._begin()
         preemptions = self._stats.preemptions
-        step.steady = self._secure(step, self._choose_steady(step))
+        step.steady = self._secure(step, self._choose_steady(step), self._others)
+        if not step.steady and not step.slices:
+            self._serve_first(step)
         if not step.short and self._stats.preemptions == preemptions:
             self._admit(step)
         self._write_steady(step)
@@ -248,13 +250,16 @@ class Scheduler:
 
     def _begin(self) -> Step:
         step = self._next()
+        self._renew(step)
+        step.others = list(self._others)
+        return step
+
+    def _renew(self, step: Step) -> None:
         step.tokens = self.knobs.max_tokens
         step.rows = self.knobs.max_logits
         step.samples = self.knobs.max_logits + self.pool.slots
         step.short = False
-        step.others = list(self._others)
         step.plan.reasons.clear()
-        return step
 
     def _sort(self) -> None:
         """Part the running sequences into steady ones and others."""
@@ -290,13 +295,28 @@ class Scheduler:
         step.samples -= count
         return steady
 
-    def _secure(self, step: Step, steady: list[Sequence]) -> list[Sequence]:
+    def _serve_first(self, step: Step) -> None:
+        """Nobody whose turn it was could go on. The first in order always can."""
+        wanting = [s for s in self.running.values() if len(s.tokens) > s.scheduled]
+        if not wanting:
+            return
+        first = min(wanting, key=lambda s: s.order)
+        self._renew(step)
+        if first in self._steady:
+            step.steady = self._secure(step, [first], [])
+        else:
+            self._secure(step, [], [first])
+        step.short = True
+
+    def _secure(
+        self, step: Step, steady: list[Sequence], others: list[Sequence]
+    ) -> list[Sequence]:
         """Find blocks for the steady sequences at the end of theirs and slices for the others, best
         first. Returns the steady sequences that can go on."""
         work = [(s.order, s, True) for s in steady if s.scheduled == s.room]
-        if not work and not self._others:
+        if not work and not others:
             return steady
-        work += [(s.order, s, False) for s in self._others]
+        work += [(s.order, s, False) for s in others]
         work.sort()
         preemptions = self._stats.preemptions
         for _, sequence, is_steady in work:
