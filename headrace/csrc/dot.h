@@ -1,0 +1,336 @@
+// Sixteen columns at a time: float lanes, and the integer dot products of quantized weights.
+//
+// `Bytes` holds 16 columns x 4 consecutive values of K. `NarrowSum` adds up to 32 products of unsigned
+// nibbles, `WideSum` any number of products of signed bytes, each with activations in [-127, 127]; both
+// are exact. One instruction family per level serves any number of rows.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "level.h"
+
+#define HR_INLINE inline __attribute__((always_inline))
+
+namespace hr {
+namespace HR_LEVEL {
+namespace dot {
+
+#if defined(HR_LEVEL_AVX512)
+
+struct Floats {
+  __m512 v;
+};
+struct Ints {
+  __m512i v;
+};
+struct Bytes {
+  __m512i v;
+};
+// Four activations, repeated in every lane.
+struct Quad {
+  __m512i v;
+};
+
+HR_INLINE Floats zero() { return {_mm512_setzero_ps()}; }
+HR_INLINE Floats broadcast(float x) { return {_mm512_set1_ps(x)}; }
+HR_INLINE Floats load(const float *p) { return {_mm512_loadu_ps(p)}; }
+HR_INLINE void store(float *p, Floats x) { _mm512_storeu_ps(p, x.v); }
+HR_INLINE Floats load_half(const uint16_t *p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))};
+}
+HR_INLINE Floats load_brain(const uint16_t *p) {
+  __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16))};
+}
+HR_INLINE Floats mul(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+HR_INLINE Floats add(Floats a, Floats b) { return {_mm512_add_ps(a.v, b.v)}; }
+HR_INLINE Floats maximum(Floats a, Floats b) { return {_mm512_max_ps(a.v, b.v)}; }
+HR_INLINE Floats absolute(Floats a) { return {_mm512_abs_ps(a.v)}; }
+// a * b + c, rounded once where the level has fused multiply-adds.
+HR_INLINE Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+HR_INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a.v); }
+HR_INLINE Floats to_float(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
+// Sixteen values rounded to nearest even, as signed bytes; returns their sum.
+HR_INLINE int32_t store_bytes(int8_t *p, Floats x) {
+  __m512i whole = _mm512_cvtps_epi32(x.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm512_cvtsepi32_epi8(whole));
+  return _mm512_reduce_add_epi32(whole);
+}
+
+HR_INLINE Bytes load_bytes(const uint8_t *p) { return {_mm512_loadu_si512(p)}; }
+HR_INLINE Bytes low_nibbles(Bytes b) {
+  return {_mm512_and_si512(b.v, _mm512_set1_epi8(15))};
+}
+HR_INLINE Bytes high_nibbles(Bytes b) {
+  return {_mm512_and_si512(_mm512_srli_epi16(b.v, 4), _mm512_set1_epi8(15))};
+}
+HR_INLINE Quad load_quad(const int8_t *p) {
+  int32_t word;
+  std::memcpy(&word, p, 4);
+  return {_mm512_set1_epi32(word)};
+}
+
+struct NarrowSum {
+  static constexpr bool kSigned = false;
+  __m512i v;
+  HR_INLINE void begin(int32_t) { v = _mm512_setzero_si512(); }
+  HR_INLINE void add(Bytes w, Quad x) { v = _mm512_dpbusd_epi32(v, w.v, x.v); }
+  HR_INLINE Ints total() const { return {v}; }
+};
+// Signed weights are offset by 128 to unsigned ones; begin() takes that back with the sum of the
+// activations of the group.
+struct WideSum {
+  static constexpr bool kSigned = true;
+  __m512i v;
+  HR_INLINE void begin(int32_t activations) { v = _mm512_set1_epi32(-128 * activations); }
+  HR_INLINE void add(Bytes w, Quad x) {
+    __m512i offset = _mm512_xor_si512(w.v, _mm512_set1_epi8(static_cast<char>(0x80)));
+    v = _mm512_dpbusd_epi32(v, offset, x.v);
+  }
+  HR_INLINE Ints total() const { return {v}; }
+};
+
+#elif defined(HR_LEVEL_AVX2)
+
+struct Floats {
+  __m256 a, b;
+};
+struct Ints {
+  __m256i a, b;
+};
+struct Bytes {
+  __m256i a, b;
+};
+struct Quad {
+  __m256i v;
+};
+
+HR_INLINE Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+HR_INLINE Floats broadcast(float x) {
+  __m256 v = _mm256_set1_ps(x);
+  return {v, v};
+}
+HR_INLINE Floats load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+HR_INLINE void store(float *p, Floats x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+HR_INLINE Floats load_half(const uint16_t *p) {
+  const __m128i *at = reinterpret_cast<const __m128i *>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
+}
+HR_INLINE __m256 brain(__m128i raw) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(raw), 16));
+}
+HR_INLINE Floats load_brain(const uint16_t *p) {
+  const __m128i *at = reinterpret_cast<const __m128i *>(p);
+  return {brain(_mm_loadu_si128(at)), brain(_mm_loadu_si128(at + 1))};
+}
+HR_INLINE Floats mul(Floats x, Floats y) {
+  return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)};
+}
+HR_INLINE Floats add(Floats x, Floats y) {
+  return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+}
+HR_INLINE Floats maximum(Floats x, Floats y) {
+  return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+}
+HR_INLINE Floats absolute(Floats x) {
+  __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+// a * b + c, rounded once where the level has fused multiply-adds.
+HR_INLINE Floats fma(Floats x, Floats y, Floats z) {
+  return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+HR_INLINE float highest(Floats x) {
+  __m256 v = _mm256_max_ps(x.a, x.b);
+  __m128 h = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+  return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+}
+HR_INLINE Floats to_float(Ints x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+// Sixteen values rounded to nearest even, as signed bytes; returns their sum.
+HR_INLINE int32_t store_bytes(int8_t *p, Floats x) {
+  __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+  __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(p), bytes);
+  __m256i pair = _mm256_add_epi32(a, b);
+  __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pair), _mm256_extracti128_si256(pair, 1));
+  sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+}
+
+HR_INLINE Bytes load_bytes(const uint8_t *p) {
+  const __m256i *at = reinterpret_cast<const __m256i *>(p);
+  return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+HR_INLINE Bytes low_nibbles(Bytes b) {
+  __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(b.a, mask), _mm256_and_si256(b.b, mask)};
+}
+HR_INLINE Bytes high_nibbles(Bytes b) {
+  __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(b.a, 4), mask),
+          _mm256_and_si256(_mm256_srli_epi16(b.b, 4), mask)};
+}
+HR_INLINE Quad load_quad(const int8_t *p) {
+  int32_t word;
+  std::memcpy(&word, p, 4);
+  return {_mm256_set1_epi32(word)};
+}
+
+// Pair sums in 16 bits: 32 products of at most 15 * 127 spread over two lanes stay below 2^15.
+struct NarrowSum {
+  static constexpr bool kSigned = false;
+  __m256i a, b;
+  HR_INLINE void begin(int32_t) { a = b = _mm256_setzero_si256(); }
+  HR_INLINE void add(Bytes w, Quad x) {
+    a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w.a, x.v));
+    b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w.b, x.v));
+  }
+  HR_INLINE Ints total() const {
+    __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones)};
+  }
+};
+// |weight| times the activation with the weight's sign: pairs reach 128 * 127 * 2, below 2^15.
+struct WideSum {
+  static constexpr bool kSigned = true;
+  __m256i a, b;
+  HR_INLINE void begin(int32_t) { a = b = _mm256_setzero_si256(); }
+  static HR_INLINE __m256i product(__m256i w, __m256i x) {
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  HR_INLINE void add(Bytes w, Quad x) {
+    a = _mm256_add_epi32(a, product(w.a, x.v));
+    b = _mm256_add_epi32(b, product(w.b, x.v));
+  }
+  HR_INLINE Ints total() const { return {a, b}; }
+};
+
+#else
+
+// Plain C++ on vectors of the compiler (GCC and Clang), for any CPU.
+typedef float FloatVector __attribute__((vector_size(64)));
+typedef int32_t IntVector __attribute__((vector_size(64)));
+typedef uint32_t WordVector __attribute__((vector_size(64)));
+typedef int16_t ShortVector __attribute__((vector_size(64)));
+typedef uint16_t UnsignedShortVector __attribute__((vector_size(64)));
+typedef uint16_t HalfVector __attribute__((vector_size(32)));
+
+struct Floats {
+  FloatVector v;
+};
+struct Ints {
+  IntVector v;
+};
+struct Bytes {
+  UnsignedShortVector v;
+};
+// Even and odd activations, widened, in every lane.
+struct Quad {
+  ShortVector even, odd;
+};
+
+HR_INLINE Floats zero() { return {FloatVector{}}; }
+HR_INLINE Floats broadcast(float x) { return {FloatVector{} + x}; }
+HR_INLINE Floats load(const float *p) {
+  Floats x;
+  std::memcpy(&x.v, p, sizeof x.v);
+  return x;
+}
+HR_INLINE void store(float *p, Floats x) { std::memcpy(p, &x.v, sizeof x.v); }
+HR_INLINE WordVector load_words(const uint16_t *p) {
+  HalfVector raw;
+  std::memcpy(&raw, p, sizeof raw);
+  return __builtin_convertvector(raw, WordVector);
+}
+// Finite halves: the exponent is moved by a multiplication, which is exact for subnormals too.
+HR_INLINE Floats load_half(const uint16_t *p) {
+  WordVector raw = load_words(p);
+  WordVector magnitude = (raw & 0x7fff) << 13;
+  FloatVector value = reinterpret_cast<FloatVector>(magnitude) * 0x1p112f;
+  return {reinterpret_cast<FloatVector>(reinterpret_cast<WordVector>(value) | (raw & 0x8000) << 16)};
+}
+HR_INLINE Floats load_brain(const uint16_t *p) {
+  return {reinterpret_cast<FloatVector>(load_words(p) << 16)};
+}
+HR_INLINE Floats mul(Floats a, Floats b) { return {a.v * b.v}; }
+HR_INLINE Floats add(Floats a, Floats b) { return {a.v + b.v}; }
+HR_INLINE Floats maximum(Floats a, Floats b) { return {a.v > b.v ? a.v : b.v}; }
+HR_INLINE Floats absolute(Floats a) {
+  return {reinterpret_cast<FloatVector>(reinterpret_cast<WordVector>(a.v) & 0x7fffffffu)};
+}
+// a * b + c, rounded twice: not every CPU fuses.
+HR_INLINE Floats fma(Floats a, Floats b, Floats c) { return {a.v * b.v + c.v}; }
+HR_INLINE float highest(Floats a) {
+  float best = a.v[0];
+  for (int i = 1; i < 16; ++i) best = a.v[i] > best ? a.v[i] : best;
+  return best;
+}
+HR_INLINE Floats to_float(Ints a) { return {__builtin_convertvector(a.v, FloatVector)}; }
+// Sixteen values rounded to nearest even, as signed bytes; returns their sum.
+HR_INLINE int32_t store_bytes(int8_t *p, Floats x) {
+  // Adding 1.5 * 2^23 leaves the rounded value in the low bits.
+  FloatVector moved = x.v + 12582912.0f;
+  IntVector whole = reinterpret_cast<IntVector>(moved) - 0x4b400000;
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) {
+    p[i] = static_cast<int8_t>(whole[i]);
+    sum += whole[i];
+  }
+  return sum;
+}
+
+HR_INLINE Bytes load_bytes(const uint8_t *p) {
+  Bytes b;
+  std::memcpy(&b.v, p, sizeof b.v);
+  return b;
+}
+HR_INLINE Bytes low_nibbles(Bytes b) { return {b.v & 0x0f0f}; }
+HR_INLINE Bytes high_nibbles(Bytes b) { return {b.v >> 4 & 0x0f0f}; }
+HR_INLINE Quad load_quad(const int8_t *p) {
+  int32_t even = static_cast<uint16_t>(p[0]) | static_cast<int32_t>(p[2]) * 65536;
+  int32_t odd = static_cast<uint16_t>(p[1]) | static_cast<int32_t>(p[3]) * 65536;
+  return {reinterpret_cast<ShortVector>(IntVector{} + even),
+          reinterpret_cast<ShortVector>(IntVector{} + odd)};
+}
+// The two 16-bit halves of each 32-bit lane, added.
+HR_INLINE IntVector pair_sums(ShortVector pairs) {
+  IntVector words = reinterpret_cast<IntVector>(pairs);
+  IntVector low = reinterpret_cast<IntVector>(reinterpret_cast<WordVector>(words) << 16) >> 16;
+  return low + (words >> 16);
+}
+
+// Pair sums in 16 bits: 32 products of at most 15 * 127 spread over two lanes stay below 2^15.
+struct NarrowSum {
+  static constexpr bool kSigned = false;
+  ShortVector v;
+  HR_INLINE void begin(int32_t) { v = ShortVector{}; }
+  HR_INLINE void add(Bytes w, Quad x) {
+    v += reinterpret_cast<ShortVector>(w.v & 0xff) * x.even +
+         reinterpret_cast<ShortVector>(w.v >> 8) * x.odd;
+  }
+  HR_INLINE Ints total() const { return {pair_sums(v)}; }
+};
+// Pairs reach 128 * 127 * 2, below 2^15; their sums need 32 bits.
+struct WideSum {
+  static constexpr bool kSigned = true;
+  IntVector v;
+  HR_INLINE void begin(int32_t) { v = IntVector{}; }
+  HR_INLINE void add(Bytes w, Quad x) {
+    ShortVector even = reinterpret_cast<ShortVector>(w.v << 8) >> 8;
+    ShortVector odd = reinterpret_cast<ShortVector>(w.v) >> 8;
+    v += pair_sums(even * x.even + odd * x.odd);
+  }
+  HR_INLINE Ints total() const { return {v}; }
+};
+
+#endif
+
+}  // namespace dot
+}  // namespace HR_LEVEL
+}  // namespace hr

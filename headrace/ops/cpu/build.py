@@ -1,0 +1,284 @@
+"""From a program to its native form: sizes first, then memory, then the instructions.
+
+`plan` builds the native program over null addresses and reads off what it needs; `build` does the
+same over real memory. Both walk the ops by the same code, so the plan is what is held.
+"""
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from headrace.ops import spec
+from headrace.ops.batch import F32, Limits
+from headrace.ops.cpu import _native
+from headrace.ops.cpu.workspace import Workspace, place, round_up
+from headrace.ops.formats import dequantize
+from headrace.ops.spec import KVLayout, Program
+from headrace.ops.weights import Tensor, Weight
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Cosines and sines of one rope, [max_positions, rotary / 2] each, as offsets in the weights."""
+
+    cos: int
+    sin: int
+    rotary: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Where everything lies, and the bytes of each mapping.
+
+    packed: native weights by name. matrices, vectors: offsets in the weight memory, by name.
+    tables: rope tables by (weight, scale). placed: the buffers. quantized, shared, scratch: offsets in
+    the workspace of the quantized activations, the attention partials and the threads' scratch.
+    """
+
+    packed: Mapping[str, Any]
+    matrices: Mapping[str, int]
+    vectors: Mapping[str, int]
+    tables: Mapping[tuple[str, float], Tables]
+    placed: Workspace
+    quantized: int
+    shared: int
+    scratch: int
+    weights: int
+    kv: int
+    workspace: int
+    owned: int
+
+
+class Memory:
+    """The three mappings of a loaded program, resident from the start."""
+
+    def __init__(self, sizes: Sizes, pool: Any) -> None:
+        self._weights = _native.Arena(sizes.weights)
+        self._kv = _native.Arena(sizes.kv)
+        self._workspace = _native.Arena(sizes.workspace)
+        self._kv.touch(pool)
+        self._workspace.touch(pool)
+        self.pool = pool
+        self.weights: int = self._weights.address
+        self.kv: int = self._kv.address
+        self.workspace: int = self._workspace.address
+        self.scratch: int = self.workspace + sizes.scratch
+
+    def read(self, offset: int, shape: tuple[int, ...]) -> F32:
+        """A view of float32 values in the workspace; valid while this object lives."""
+        return _view(self.workspace + offset, shape)
+
+    def write(self, offset: int, values: F32) -> None:
+        """Put float32 values into the weight memory."""
+        _view(self.weights + offset, values.shape)[...] = values
+
+
+def plan(
+    level: str,
+    program: Program,
+    weights: Mapping[str, Weight],
+    layout: KVLayout,
+    limits: Limits,
+) -> Sizes:
+    """Place everything that `build` will hold. Reads no weight values."""
+    packed: dict[str, Any] = {}
+    matrices: dict[str, int] = {}
+    vectors: dict[str, int] = {}
+    tables: dict[tuple[str, float], Tables] = {}
+    at = 0
+    depth = 0
+    for op in program.ops:
+        for name in _matrix_names(op):
+            if name not in packed:
+                packed[name] = _native_weight(weights[name])
+                matrices[name] = at
+                at += round_up(packed[name].bytes)
+            if isinstance(op, spec.Linear | spec.Logits) and packed[name].quantized:
+                depth = max(depth, weights[name].shape[1])
+        if isinstance(op, spec.RopeStore) and op.rope and (op.rope, op.rope_scale) not in tables:
+            half = weights[op.rope].shape[0]
+            size = round_up(limits.max_positions * half * 4)
+            tables[op.rope, op.rope_scale] = Tables(at, at + size, 2 * half)
+            at += 2 * size
+        for name in _vector_names(op):
+            if name not in vectors:
+                vectors[name] = at
+                at += round_up(weights[name].shape[0] * 4)
+    placed = place(program, limits)
+    rows = max(limits.max_tokens, limits.max_logits)
+    quantized = placed.bytes
+    shared = quantized + round_up(_native.quantized_bytes(rows, depth))
+    sizes = Sizes(
+        packed, matrices, vectors, tables, placed, quantized, shared, shared,
+        weights=round_up(at, _PAGE),
+        kv=round_up(limits.num_pages * layout.page_bytes, _PAGE),
+        workspace=0,
+        owned=0,
+    )  # fmt: skip
+    native = _record(level, program, layout, limits, sizes, None)
+    scratch = shared + round_up(_shared_bytes(native, program, limits))
+    workspace = scratch + native.scratch_bytes * max(1, limits.threads)
+    return replace(
+        sizes, scratch=scratch, workspace=round_up(workspace, _PAGE), owned=native.owned_bytes
+    )
+
+
+def build(
+    level: str,
+    program: Program,
+    weights: Mapping[str, Weight],
+    layout: KVLayout,
+    limits: Limits,
+    sizes: Sizes,
+    memory: Memory,
+) -> Any:
+    """Fill the weight memory and record the instructions over it."""
+    for name, offset in sizes.matrices.items():
+        sizes.packed[name].pack(memory.weights + offset, memory.pool)
+    for name, offset in sizes.vectors.items():
+        memory.write(offset, vector(weights[name]))
+    for (name, scale), table in sizes.tables.items():
+        positions = np.arange(limits.max_positions, dtype=np.float32)[:, None]
+        angles = (positions * vector(weights[name])[None]).astype(np.float64)
+        memory.write(table.cos, (np.cos(angles).astype(np.float32) * np.float32(scale)))
+        memory.write(table.sin, (np.sin(angles).astype(np.float32) * np.float32(scale)))
+    return _record(level, program, layout, limits, sizes, memory)
+
+
+def vector(weight: Weight) -> F32:
+    """The values of a vector weight, float32 [N]: parts joined, reordered, `add` added."""
+    values = np.concatenate([dequantize(part) for part in weight.parts])
+    if weight.row_order is not None:
+        values = values[weight.row_order]
+    return np.ascontiguousarray(values + np.float32(weight.add), np.float32)
+
+
+def _view(address: int, shape: tuple[int, ...]) -> F32:
+    count = int(np.prod(shape))
+    if count == 0:
+        return np.zeros(shape, np.float32)
+    import ctypes
+
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address)).reshape(shape)
+
+
+def _matrix_names(op: spec.Op) -> list[str]:
+    if isinstance(op, spec.Embed):
+        return op.weights()
+    return [op.weight] if isinstance(op, spec.Linear | spec.Logits) else []
+
+
+def _vector_names(op: spec.Op) -> list[str]:
+    matrices = set(_matrix_names(op))
+    rope = op.rope if isinstance(op, spec.RopeStore) else None
+    return [name for name in op.weights() if name not in matrices and name != rope]
+
+
+def _native_weight(weight: Weight) -> Any:
+    parts = [
+        (part.format, part.shape[0], part.data.ctypes.data, _mapped(part)) for part in weight.parts
+    ]
+    order = [] if weight.row_order is None else [int(row) for row in weight.row_order]
+    return _native.Weight(parts, order, weight.shape[1])
+
+
+def _mapped(tensor: Tensor) -> bool:
+    """Whether the bytes are a read-only view of a mapped file, whose pages may be dropped."""
+    base: Any = tensor.data
+    while base is not None and not isinstance(base, mmap.mmap):
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return base is not None and not tensor.data.flags.writeable
+
+
+def _shared_bytes(native: Any, program: Program, limits: Limits) -> int:
+    return max(
+        (
+            native.attention_shared_bytes(
+                op.heads, op.window or 0, op.first, limits.max_tokens, limits.max_positions
+            )
+            for op in program.ops
+            if isinstance(op, spec.Attention)
+        ),
+        default=0,
+    )
+
+
+def _record(
+    level: str,
+    program: Program,
+    layout: KVLayout,
+    limits: Limits,
+    sizes: Sizes,
+    memory: Memory | None,
+) -> Any:
+    """The native program, over null addresses where there is no memory yet."""
+    native = _native.Program(level, max(1, limits.threads))
+    native.set_kv(
+        memory.kv if memory else 0,
+        layout.page_bytes,
+        layout.layer_bytes,
+        layout.block_size,
+        layout.kv_heads,
+        layout.head_dim,
+        layout.dtype,
+    )
+    native.add_copy(layout.page_bytes // layout.layer_bytes)
+
+    def buffer(b: spec.Buffer | None) -> int:
+        return memory.workspace + sizes.placed.offsets[b.id] if memory and b else 0
+
+    def values(name: str | None) -> int:
+        return memory.weights + sizes.vectors[name] if memory and name else 0
+
+    def workspace(offset: int) -> int:
+        return memory.workspace + offset if memory else 0
+
+    for op in program.ops:
+        match op:
+            case spec.Embed():
+                positions = sizes.packed[op.positions] if op.positions else None
+                native.add_embed(buffer(op.out), sizes.packed[op.table], positions, op.scale)
+            case spec.RmsNorm():
+                native.add_norm(
+                    buffer(op.x), buffer(op.out), buffer(op.residual), values(op.weight),
+                    values(op.bias), op.x.width, op.eps, op.residual_scale, op.norm,
+                )  # fmt: skip
+            case spec.Linear():
+                native.add_linear(
+                    buffer(op.x), buffer(op.out), sizes.packed[op.weight], values(op.bias),
+                    workspace(sizes.quantized), False, 1.0, 0.0,
+                )  # fmt: skip
+            case spec.Logits():
+                native.add_linear(
+                    buffer(op.x), buffer(op.out), sizes.packed[op.weight], values(op.bias),
+                    workspace(sizes.quantized), True, op.scale, op.softcap or 0.0,
+                )  # fmt: skip
+            case spec.RopeStore():
+                row, index = layout.place(op.layer)
+                table = sizes.tables[op.rope, op.rope_scale] if op.rope else None
+                native.add_rope_store(
+                    buffer(op.qkv), buffer(op.out), row, index, op.heads,
+                    memory.weights + table.cos if memory and table else 0,
+                    memory.weights + table.sin if memory and table else 0,
+                    table.rotary if table else 0, op.style == "pairs",
+                    values(op.q_norm), values(op.k_norm), op.norm_over == "row", op.eps,
+                )  # fmt: skip
+            case spec.Attention():
+                row, index = layout.place(op.layer)
+                native.add_attention(
+                    buffer(op.q), buffer(op.out), row, index, op.heads, op.scale, op.window or 0,
+                    op.first, op.softcap or 0.0, values(op.sinks), limits.max_tokens,
+                    limits.max_positions, workspace(sizes.shared),
+                )  # fmt: skip
+            case spec.Gated():
+                native.add_gated(
+                    buffer(op.x), buffer(op.out), op.out.width, op.activation, op.gated
+                )
+            case spec.Sample():
+                native.add_sample(buffer(op.logits), limits.vocabulary, op.logits.width)
+    return native
