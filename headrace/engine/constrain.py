@@ -131,7 +131,11 @@ def _fill(jobs: list[tuple[SequenceState, U32]]) -> float:
     started = time.perf_counter()
     for state, row in jobs:
         assert state.cursor is not None
-        state.cursor.mask(row)
+        try:
+            state.cursor.mask(row)
+        except RequestError as error:  # beyond its limits: this request alone ends
+            state.fault = str(error)
+            row[:] = 0xFFFFFFFF
         if state.mask is not None:
             row &= state.mask
     return time.perf_counter() - started

@@ -21,7 +21,7 @@ from headrace.engine.pack import Packer, biases, has_penalties, needs_lists
 from headrace.engine.state import ParameterTable, RequestState, SequenceState
 from headrace.errors import OverloadError, RequestError
 from headrace.ops.batch import RaggedBatch
-from headrace.text.grammar import Grammar
+from headrace.text.grammar import Cursor, Grammar
 
 Clock = Callable[[], float]
 Watch = Callable[[StepPlan, list[SequenceState]], None]
@@ -59,6 +59,7 @@ class Engine:
         self._finished: list[Observation] = []
         self.step_seconds = 0.0
         self.kernel_seconds = 0.0
+        self.forced_tokens = 0
 
     @property
     def has_work(self) -> bool:
@@ -167,12 +168,15 @@ class Engine:
     def fail_all(self, message: str) -> None:
         """End every request with an error; the next `step` tells their clients."""
         for state in list(self._requests.values()):
-            self.scheduler.abort(state.number, self._clock())
-            self._pending.extend(
-                Output(state.submit.id, index, (), state.cached_tokens, "error", error=message)
-                for index in range(state.submit.n)
-            )
-            self._forget(state, "error")
+            self._fail(state, message)
+
+    def _fail(self, request: RequestState, message: str) -> None:
+        self.scheduler.abort(request.number, self._clock())
+        self._pending.extend(
+            Output(request.submit.id, index, (), request.cached_tokens, "error", error=message)
+            for index in range(request.submit.n)
+        )
+        self._forget(request, "error")
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges for metrics (see docs/metrics.md)."""
@@ -180,6 +184,9 @@ class Engine:
         values = {name: float(getattr(stats, name)) for name in type(stats).__slots__}
         values["step_seconds"] = self.step_seconds
         values["kernel_seconds"] = self.kernel_seconds
+        values["forced_tokens"] = float(self.forced_tokens)
+        values["mask_seconds"] = self._constraints.times.total
+        values["mask_exposed_seconds"] = self._constraints.times.exposed
         return values
 
     def reset_prefix_cache(self) -> None:
@@ -228,6 +235,37 @@ class Engine:
                 self._account(state, token, logprobs.get(index), now)
         if self._searches:
             self._move_beams(now)
+        for state in states:
+            if state.cursor is not None and state.request.number not in self._searches:
+                events += self._follow_grammar(state, now)
+        return events
+
+    def _follow_grammar(self, state: SequenceState, now: float) -> list[Event]:
+        """After a constrained token: append the tokens that the grammar leaves no choice about, or
+        end a sequence that it lets say nothing more.
+
+        Appending gives the text that sampling would; where log-probabilities are wanted each token
+        takes its step.
+        """
+        cursor, request = state.cursor, state.request
+        submit = request.submit
+        if state.fault is not None:
+            self._fail(request, state.fault)
+            return []
+        if cursor is None or self.scheduler.sequence(state.sequence).ended:
+            return []
+        if cursor.finished:
+            if submit.stop_tokens and len(state.outputs) >= submit.min_tokens:
+                return []
+            return self.scheduler.finish(request.number, state.choice, now)
+        forced = cursor.forced() if submit.sampling.logprobs is None else []
+        if not forced:
+            return []
+        events = self.scheduler.extend(state.sequence, forced)
+        for event in events:
+            for token in event.tokens:
+                self._account(state, token, None, now)
+        self.forced_tokens += len(forced)
         return events
 
     def _offer_rows(
@@ -347,7 +385,7 @@ class Engine:
                 row=self._parameters.add(submit, known.choice),
                 special=needs_lists(submit),
                 counts=counts,
-                cursor=None if request.grammar is None else request.grammar.start(),
+                cursor=_cursor(request),
                 mask=request.mask,
             )
             self._sequences[sequence] = state
@@ -466,6 +504,14 @@ class Engine:
                 finish=reason,
             )
         )
+
+
+def _cursor(request: RequestState) -> Cursor | None:
+    """A cursor at the beginning of the request's grammar, if it has one."""
+    spec = request.submit.grammar
+    if request.grammar is None or spec is None:
+        return None
+    return request.grammar.start(spec.after)
 
 
 def refusal(request_id: str, error: RequestError) -> Refused:

@@ -44,6 +44,7 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
     kind: str
     source: str
+    after: int | None = None
 
 
 class BeamSpec(msgspec.Struct, frozen=True):

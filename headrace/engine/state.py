@@ -40,6 +40,7 @@ class SequenceState:
     special: True when a step must build lists for it (penalties, biases, bans, masks).
     counts: occurrences of each distinct id: 0 for ids of the prompt only (penalties); None unless
     penalties are on. cursor: place in the request's grammar. mask: allowed ids that never change.
+    fault: why the grammar gave up.
     """
 
     request: RequestState
@@ -50,6 +51,7 @@ class SequenceState:
     counts: dict[int, int] | None
     cursor: Cursor | None = None
     mask: U32 | None = None
+    fault: str | None = None
     outputs: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     cumulative_logprob: float = 0.0
