@@ -3,7 +3,7 @@
 Each back-end is imported only when it is chosen, so that none needs the others' libraries.
 """
 
-import importlib.util
+import importlib
 from collections.abc import Mapping
 
 from headrace.errors import ConfigError, KernelError
@@ -13,9 +13,13 @@ from headrace.ops.weights import Weight
 NAMES = ("auto", "cpu", "reference", "null")
 
 
-def cpu_built() -> bool:
-    """Whether the C++ module of the CPU back-end is installed."""
-    return importlib.util.find_spec("headrace.ops.cpu._native") is not None
+def cpu_missing() -> str | None:
+    """Why the CPU back-end cannot be imported, or None where it can."""
+    try:
+        importlib.import_module("headrace.ops.cpu")
+    except ImportError as error:
+        return f"the C++ module of the cpu back-end is not built ({error})"
+    return None
 
 
 def open_backend(name: str = "auto", level: str = "auto", threads: int = 1) -> Backend:
@@ -39,11 +43,9 @@ def open_backend(name: str = "auto", level: str = "auto", threads: int = 1) -> B
         from headrace.ops.reference import ReferenceBackend
 
         return ReferenceBackend()
-    if not cpu_built():
-        raise KernelError(
-            "cpu: the C++ module headrace.ops.cpu._native is not built; "
-            "build it with scripts/setup, or choose --backend reference"
-        )
+    missing = cpu_missing()
+    if missing is not None:
+        raise KernelError(f"{missing}; run scripts/setup, or choose --backend reference")
     from headrace.ops.cpu import CpuBackend
 
     return CpuBackend(level=level, threads=threads)

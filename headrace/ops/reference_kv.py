@@ -6,13 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.ops.batch import F32, I32, Limits, RaggedBatch
-from headrace.ops.reference_rows import TILE, linear, rms
+from headrace.ops.reference_rows import TILE, TILES, linear, rms
 from headrace.ops.spec import Attention, KVLayout, LatentAttention, RopeStore
 
 SPAN = 256
 """Keys that attention takes at once, at absolute positions: the tile of the softmax's merge."""
-
-_TILES = 64  # query tiles that go through attention together, to bound its memory
 
 _DTYPES: dict[str, npt.DTypeLike] = {"f16": np.float16, "f32": np.float32, "int8": np.int8}
 
@@ -204,8 +202,8 @@ def attend(
     at[:count] = positions
     at = at.reshape(tiles, 1, TILE, 1)
     out = np.empty((tiles, heads, TILE, v.shape[-1]), np.float32)
-    for start in range(0, tiles, _TILES):
-        part = slice(start, start + _TILES)
+    for start in range(0, tiles, TILES):
+        part = slice(start, start + TILES)
         out[part] = _attend_tiles(op, queries[part], at[part], keys, k, v, sinks)
     return out.swapaxes(1, 2).reshape(tiles * TILE, heads, -1)[:count]
 

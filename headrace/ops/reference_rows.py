@@ -17,21 +17,42 @@ from headrace.ops.spec import Activation, RmsNorm, Route
 TILE = 8
 """Rows of every matmul. 16 and more rows are not independent in OpenBLAS."""
 
+PRODUCTS = 1 << 18
+"""Multiplications that OpenBLAS still does on one thread. Weights are cut into matmuls no larger:
+two threads that wait for each other at every small matmul are slow on a busy machine."""
+
+TILES = 64
+"""Tiles that go through an op together, to bound its temporaries."""
+
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def linear(x: F32, weight: F32, bias: F32 | None = None) -> F32:
     """x [T, K] @ weight [N, K].T + bias [N] -> [T, N]."""
-    rows = len(x)
-    tiles = -(-rows // TILE)
-    padded = np.zeros((tiles * TILE, x.shape[1]), np.float32)
-    padded[:rows] = x
-    out = np.empty((tiles * TILE, len(weight)), np.float32)
-    for start in range(0, rows, TILE):
-        np.matmul(padded[start : start + TILE], weight.T, out=out[start : start + TILE])
+    out = np.empty((len(x), len(weight)), np.float32)
+    for start in range(0, len(x), TILES * TILE):
+        part = slice(start, start + TILES * TILE)
+        out[part] = _matmul(x[part], weight)
     if bias is not None:
         out += bias
-    return out[:rows]
+    return out
+
+
+def _matmul(x: F32, weight: F32) -> F32:
+    """x @ weight.T, each tile of rows with each piece of the weight's rows."""
+    rows, width = x.shape
+    tiles = np.zeros((-(-rows // TILE), TILE, width), np.float32)
+    tiles.reshape(-1, width)[:rows] = x
+    out = np.empty((len(tiles), TILE, len(weight)), np.float32)
+    piece = max(4, PRODUCTS // (TILE * width) // 16 * 16)
+    whole = len(weight) // piece * piece
+    if whole:
+        pieces = weight[:whole].reshape(-1, 1, piece, width).swapaxes(2, 3)
+        products = np.matmul(tiles, pieces)  # [pieces, tiles, TILE, piece]
+        out[..., :whole] = np.moveaxis(products, 0, 2).reshape(len(tiles), TILE, whole)
+    if whole < len(weight):
+        out[..., whole:] = np.matmul(tiles, weight[whole:].T)
+    return out.reshape(-1, len(weight))[:rows]
 
 
 def norm(op: RmsNorm, v: F32, weight: F32 | None, bias: F32 | None) -> F32:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, KernelError
-from headrace.ops.backends import cpu_built, open_backend
+from headrace.ops.backends import cpu_missing, open_backend
 from headrace.ops.batch import Limits
 from headrace.ops.program import ProgramBuilder
 from headrace.ops.spec import Backend, Executable, KVGroup, KVLayout, Program
@@ -167,8 +167,9 @@ def backends() -> list[tuple[str, Backend | str]]:
     found: list[tuple[str, Backend | str]] = [("reference", open_backend("reference"))]
     for level in LEVELS:
         name = f"cpu-{level}"
-        if not cpu_built():
-            found.append((name, "the C++ module is not built"))
+        missing = cpu_missing()
+        if missing is not None:
+            found.append((name, missing))
             continue
         try:
             found.append((name, open_backend("cpu", level, 1)))
