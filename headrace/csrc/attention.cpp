@@ -143,7 +143,7 @@ class Attend final : public Instruction {
   size_t scratch_bytes() const override {
     const size_t queries = kQueries * kGroups + kSplitQueries;
     return 64 + sizeof(float) * (queries * (a_.kv.head_dim + dim_) + 2 * queries +
-                                 kQueries * (kSpan + dim_));
+                                 kQueries * (kScoreStride + dim_));
   }
 
   void run(const Step &step, int32_t piece, Scratch &scratch) const override {
@@ -180,7 +180,7 @@ class Attend final : public Instruction {
     room.out = reinterpret_cast<float *>(scratch.data);
     room.span_out = room.out + static_cast<size_t>(queries) * dim_;
     room.scores = room.span_out + kQueries * dim_;
-    room.packed = room.scores + kQueries * kSpan;
+    room.packed = room.scores + kQueries * kScoreStride;
     room.total = reinterpret_cast<Total *>(room.packed + static_cast<size_t>(queries) * a_.kv.head_dim);
     const int32_t *rows = step.batch->slice_row + at.slice;
     const int32_t row = rows[0], first_position = step.batch->position[row];
@@ -246,7 +246,7 @@ class Attend final : public Instruction {
     Total total[kQueries];
     const float cap = a_.softcap > 0 ? a_.softcap * kLog2E : 0.0f;
     for (int32_t i = 0; i < count; i++)
-      total[i] = softmax(room.scores + i * kSpan, tiles, low, high, seen[i], cap);
+      total[i] = softmax(room.scores + i * kScoreStride, tiles, low, high, seen[i], cap);
     std::memset(room.span_out, 0, sizeof(float) * count * dim_);
     for (int part = 0; part < 2; part++) weigh_part(kernels, tiles, seen, part, count, room);
     for (int32_t i = 0; i < count; i++) {
@@ -274,7 +274,7 @@ class Attend final : public Instruction {
     }
     const auto alone = [&](int32_t i, int begin, int end) {
       if (begin < end)
-        kernels.weigh[0](room.scores + i * kSpan, tiles.v, dim, begin, end, room.span_out + i * dim_,
+        kernels.weigh[0](room.scores + i * kScoreStride, tiles.v, dim, begin, end, room.span_out + i * dim_,
                          dim_);
     };
     if (common.empty()) {

@@ -14,6 +14,7 @@ namespace HR_LEVEL {
 constexpr int kSpan = 256;              // keys of a span, at absolute positions
 constexpr int kSpanTiles = kSpan / kTile;
 constexpr int kTileVectors = kTile / W;
+constexpr int kScoreStride = kSpan + 16;  // between the scores of two queries; not a power of two
 
 // Accumulators that fit the register file, and the queries that go together at most.
 #if defined(HR_LEVEL_AVX512)
@@ -30,6 +31,26 @@ constexpr int together(int queries, int vectors) {
   return count;
 }
 
+// sum[i][v] += x(i) * y(v). The shorter side is held in registers, the longer one passes through.
+template <int Q, int V, class X, class Y>
+HR_INLINE void accumulate(F (&sum)[Q][V], const X &x, const Y &y) {
+  if (Q <= V) {
+    F held[Q];
+    for (int i = 0; i < Q; i++) held[i] = x(i);
+    for (int v = 0; v < V; v++) {
+      const F passing = y(v);
+      for (int i = 0; i < Q; i++) sum[i][v] = fma(held[i], passing, sum[i][v]);
+    }
+  } else {
+    F held[V];
+    for (int v = 0; v < V; v++) held[v] = y(v);
+    for (int i = 0; i < Q; i++) {
+      const F passing = x(i);
+      for (int v = 0; v < V; v++) sum[i][v] = fma(passing, held[v], sum[i][v]);
+    }
+  }
+}
+
 template <int Q, int N, class T>
 HR_INLINE void score_some(const float *q, int dim, const T *const *tiles, float *scores) {
   constexpr int V = N * kTileVectors;
@@ -37,19 +58,16 @@ HR_INLINE void score_some(const float *q, int dim, const T *const *tiles, float 
   for (int i = 0; i < Q; i++)
     for (int v = 0; v < V; v++) sum[i][v] = zero();
   for (int d = 0; d < dim; d++) {
-    F k[V];
-    for (int v = 0; v < V; v++)
-      k[v] = load(tiles[v / kTileVectors] + d * kTile + v % kTileVectors * W);
-    for (int i = 0; i < Q; i++) {
-      const F x = set(q[d * Q + i]);
-      for (int v = 0; v < V; v++) sum[i][v] = fma(x, k[v], sum[i][v]);
-    }
+    const auto key = [&](int v) {
+      return load(tiles[v / kTileVectors] + d * kTile + v % kTileVectors * W);
+    };
+    accumulate<Q, V>(sum, [&](int i) { return set(q[d * Q + i]); }, key);
   }
   for (int i = 0; i < Q; i++)
-    for (int v = 0; v < V; v++) store(scores + i * kSpan + v * W, sum[i][v]);
+    for (int v = 0; v < V; v++) store(scores + i * kScoreStride + v * W, sum[i][v]);
 }
 
-// scores[i * kSpan + 16 t + lane] = q[i] . k of lane `lane` of tile t. q: [dim][Q].
+// scores[i * kScoreStride + 16 t + lane] = q[i] . k of lane `lane` of tile t. q: [dim][Q].
 template <int Q, class T>
 void score(const float *q, int dim, const T *const *tiles, int count, float *scores) {
   constexpr int N = together(Q, kTileVectors);
@@ -68,14 +86,9 @@ HR_INLINE void weigh_columns(const float *weights, const T *const *tiles, int di
   for (int j = begin; j < end;) {
     const T *v = tiles[j / kTile] + (j % kTile) * dim + column;
     const int stop = (j / kTile + 1) * kTile < end ? (j / kTile + 1) * kTile : end;
-    for (; j < stop; j++, v += dim) {
-      F x[N];
-      for (int c = 0; c < N; c++) x[c] = load(v + c * W);
-      for (int i = 0; i < Q; i++) {
-        const F w = set(weights[i * kSpan + j]);
-        for (int c = 0; c < N; c++) sum[i][c] = fma(w, x[c], sum[i][c]);
-      }
-    }
+    for (; j < stop; j++, v += dim)
+      accumulate<Q, N>(sum, [&](int i) { return set(weights[i * kScoreStride + j]); },
+                       [&](int c) { return load(v + c * W); });
   }
   for (int i = 0; i < Q; i++)
     for (int c = 0; c < N; c++) store(out + i * stride + column + c * W, sum[i][c]);
@@ -89,12 +102,12 @@ void weigh_rest(const float *weights, const T *const *tiles, int dim, int begin,
     const F x = load_part(tiles[j / kTile] + (j % kTile) * dim + column, dim - column);
     for (int i = 0; i < Q; i++) {
       float *to = out + i * stride + column;
-      store(to, fma(set(weights[i * kSpan + j]), x, load(to)));
+      store(to, fma(set(weights[i * kScoreStride + j]), x, load(to)));
     }
   }
 }
 
-// out[i * stride + c] += sum over keys j in [begin, end) of weights[i * kSpan + j] * v[j][c].
+// out[i * stride + c] += sum over keys j in [begin, end) of weights[i * kScoreStride + j] * v[j][c].
 // stride is a multiple of 16 and at least dim.
 template <int Q, class T>
 void weigh(const float *weights, const T *const *tiles, int dim, int begin, int end, float *out,
