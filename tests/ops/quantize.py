@@ -16,16 +16,19 @@ QUANTIZED = ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 SCALES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-    "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
 }  # fmt: skip
 """Byte offsets of the float16 scales of a block."""
+
+FLOAT_SCALES = {"I4": (0, 4), "I8": (0,), "I8M": (0, 4)}
+"""Byte offsets of the float32 scales and minima of a block."""
 
 
 def tensor(rng: np.random.Generator, form: str, shape: tuple[int, ...], name: str = "w") -> Tensor:
     """A random tensor of that format, values of the order of 1."""
     if form == "F64":
         data = rng.standard_normal(shape)
-    elif form in SCALES or form == "MXFP4":
+    elif form in SCALES or form in FLOAT_SCALES:
         data = _blocks(rng, form, shape)
     else:
         values = rng.standard_normal(shape).astype(np.float32)
@@ -45,6 +48,9 @@ def _blocks(rng: np.random.Generator, form: str, shape: tuple[int, ...]) -> np.n
     for offset in SCALES.get(form, ()):
         scales = rng.uniform(0.002, 0.01, count).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    for offset in FLOAT_SCALES.get(form, ()):
+        scales = rng.uniform(0.002, 0.01, count).astype(np.float32)
+        blocks[:, offset : offset + 4] = scales.view(np.uint8).reshape(-1, 4)
     return blocks
 
 
