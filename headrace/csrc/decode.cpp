@@ -199,6 +199,7 @@ const SourceFormat kFormats[] = {
     {"F32", 1, 4, {Layout::f32, false, false, false}, nullptr},
     {"F16", 1, 2, {Layout::f16, false, false, false}, nullptr},
     {"BF16", 1, 2, {Layout::bf16, false, false, false}, nullptr},
+    {"F64", 1, 8, {Layout::f32, false, false, false}, nullptr},
     {"Q4_0", 32, 18, kNibbleHalf, q4_0},
     {"Q4_1", 32, 20, kNibbleHalfMin, q4_1},
     {"Q5_0", 32, 22, kByteHalf, q5_0},

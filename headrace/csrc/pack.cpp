@@ -98,6 +98,21 @@ void put_values(uint8_t *record, const Scheme &scheme, int column, const Block &
   }
 }
 
+// One row of 4- or 2-byte values, or of doubles that become float32, into its column.
+void put_floats(uint8_t *panel, int column, bool doubles, size_t item, const uint8_t *from, size_t depth) {
+  for (size_t k = 0; k < depth; ++k) {
+    uint8_t *to = panel + (k * kColumns + static_cast<size_t>(column)) * item;
+    if (doubles) {
+      double wide;
+      std::memcpy(&wide, from + k * 8, 8);
+      float value = static_cast<float>(wide);
+      std::memcpy(to, &value, 4);
+    } else {
+      std::memcpy(to, from + k * item, item);
+    }
+  }
+}
+
 }  // namespace
 
 void Weight::pack(uint8_t *data, Pool &pool) {
@@ -120,9 +135,8 @@ void Weight::pack(uint8_t *data, Pool &pool) {
             put_scales(out + record * static_cast<size_t>(g), segment.scheme, c, block);
           }
         } else {
-          size_t item = segment.scheme.layout == Layout::f32 ? 4 : 2;
-          for (size_t k = 0; k < static_cast<size_t>(depth_); ++k)
-            std::memcpy(out + (k * kColumns + static_cast<size_t>(c)) * item, from + k * item, item);
+          put_floats(out, c, source->format == "F64", segment.scheme.layout == Layout::f32 ? 4 : 2,
+                     from, static_cast<size_t>(depth_));
         }
       }
     });

@@ -12,6 +12,7 @@ from headrace.ops.batch import F32, MAX_TOP_LOGPROBS, Limits, RaggedBatch
 from headrace.ops.cpu import _native
 from headrace.ops.cpu.build import Memory, build, plan
 from headrace.ops.cpu.workspace import kept
+from headrace.ops.formats import FORMATS
 from headrace.ops.spec import Buffer, KVLayout, Op, Program
 from headrace.ops.weights import Weight
 
@@ -181,8 +182,8 @@ def _packable(names: list[str], formats: Mapping[str, tuple[str, ...]]) -> str |
 def _plain(names: list[str], formats: Mapping[str, tuple[str, ...]]) -> str | None:
     for name in names:
         for form in formats.get(name, ()):
-            if form not in ("F32", "F16", "BF16"):
-                return f"vector {name} has format {form}; F32, F16 or BF16 are read"
+            if form not in FORMATS:
+                return f"vector {name} has the unknown format {form}"
     return None
 
 
