@@ -1,14 +1,14 @@
 """From what a user typed for MODEL to an open checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import DEFAULT_MODEL
-from headrace.errors import ModelError
-from headrace.models import folder, from_gguf, from_hf, load, names
+from headrace.errors import ConfigError, ModelError
+from headrace.models import folder, from_gguf, from_hf, load, names, quantized
 from headrace.models.families import naming_of
 from headrace.models.fetch import SHORT_NAMES, Progress, fetch
 from headrace.models.gguf import GGUFFile
@@ -27,6 +27,7 @@ class Checkpoint:
     path: the file or folder. name: what an API calls it. kind: how it is stored. spec: dims and
     traits. metadata: of a GGUF file, or the configuration. tensors: by the checkpoint's own names.
     generation_config: sampling defaults that the checkpoint suggests (`temperature`, `top_k`, ...).
+    quantize: format to which 16- and 32-bit matrices are quantized while loading, or None.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     naming: Naming
     generation_config: Mapping[str, Any] = field(default_factory=dict)
+    quantize: str | None = None
 
     @property
     def max_positions(self) -> int:
@@ -48,7 +50,19 @@ class Checkpoint:
 
         Raises ModelError where the tensors do not fit the configuration.
         """
-        return load.assemble(self.spec, self.tensors, self.naming, str(self.path), max_model_len)
+        return load.assemble(
+            self.spec, self._whole, self.naming, str(self.path), max_model_len, self.quantize
+        )
+
+    @cached_property
+    def _whole(self) -> Mapping[str, Tensor]:
+        """The tensors, those of a quantized folder put together from their pieces."""
+        config = self.metadata.get("quantization_config") if self.kind == "folder" else None
+        if config is None:
+            return self.tensors
+        if not isinstance(config, dict):
+            raise ModelError(f"{self.path}: quantization_config is not an object")
+        return quantized.unpack(self.tensors, config, f"{self.path}: quantization_config")
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
@@ -70,11 +84,29 @@ class Checkpoint:
         return self._tokenizer
 
 
-def open_checkpoint(model: str = DEFAULT_MODEL, progress: Progress | None = None) -> Checkpoint:
+QUANTIZATIONS = {"int8": "Q8_0", "int4": "Q4_1"}
+
+
+def open_checkpoint(
+    model: str = DEFAULT_MODEL,
+    progress: Progress | None = None,
+    quantization: str | None = None,
+) -> Checkpoint:
     """Open a .gguf file, a folder, a short name (fetched first where needed) or a cached hub id.
 
-    Raises ModelError in one line that says what is wrong with the file or the name.
+    quantization: 'int8' or 'int4' quantizes the 16- and 32-bit matrices while loading (see
+    `models.blocks.quantize` for the error). Raises ModelError in one line that says what is wrong
+    with the file or the name, ConfigError for another quantization.
     """
+    if quantization is None:
+        return _open(model, progress)
+    if quantization not in QUANTIZATIONS:
+        known = ", ".join(QUANTIZATIONS)
+        raise ConfigError("quantization", f"{quantization!r} is not supported (known: {known})")
+    return replace(_open(model, progress), quantize=QUANTIZATIONS[quantization])
+
+
+def _open(model: str, progress: Progress | None) -> Checkpoint:
     path = Path(model)
     if path.is_file():
         return _open_gguf(path, path.stem)

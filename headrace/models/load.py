@@ -1,10 +1,11 @@
 """From a spec and tensors to a Model: program, weights, KV groups."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from headrace.models import decoder, names, rope
+from headrace.models import blocks, decoder, names, rope
 from headrace.models.names import Naming
 from headrace.models.spec import Model, ModelSpec
 from headrace.ops.weights import Tensor, Weight
@@ -16,10 +17,12 @@ def assemble(
     naming: Naming,
     source: str,
     max_model_len: int | None = None,
+    quantize: str | None = None,
 ) -> Model:
     """The model for sequences of up to `max_model_len` positions (default: all it was made for).
 
-    source: the checkpoint, for messages. Raises ModelError where tensors do not fit the spec.
+    source: the checkpoint, for messages. quantize: format for float matrices, or None. Raises
+    ModelError where tensors do not fit the spec.
     """
     length = spec.max_positions if max_model_len is None else max_model_len
     weights: dict[str, Weight] = {}
@@ -35,4 +38,30 @@ def assemble(
             notes.append(found.note)
     program = decoder.program(spec, scales)
     bound = names.bind(spec, program, tensors, naming, source, weights)
+    if quantize is not None:
+        notes.append(f"float matrices are quantized to {quantize} while loading")
+        bound = _quantized(bound, quantize)
     return Model(spec, program, bound, decoder.kv_groups(spec), tuple(notes))
+
+
+def _quantized(weights: Mapping[str, Weight], form: str) -> dict[str, Weight]:
+    """Float matrices as blocks; the embedding and the logits get 8 bits at least. A matrix whose
+    rows are no whole number of blocks stays as it is; a tensor with two names stays one."""
+    done: dict[int, Tensor] = {}
+
+    def part(tensor: Tensor, wanted: str) -> Tensor:
+        plain = tensor.format in ("F32", "F16", "BF16") and len(tensor.shape) == 2
+        if not plain or tensor.shape[1] % blocks.GROUP:
+            return tensor
+        if id(tensor) not in done:
+            done[id(tensor)] = blocks.quantize(tensor, wanted)
+        return done[id(tensor)]
+
+    ends = {"embed", "logits", "positions"}
+    return {
+        name: replace(
+            weight,
+            parts=tuple(part(one, "Q8_0" if name in ends else form) for one in weight.parts),
+        )
+        for name, weight in weights.items()
+    }

@@ -1,8 +1,10 @@
 """Weight formats: bytes a block, and what the bytes mean as float32.
 
-The block types are those of GGUF; each decoder repeats the arithmetic of the `gguf` library in the
-same order, so that the result is equal bit for bit (tests/ops/test_formats.py). A decoder takes the
-raw blocks, uint8 [blocks, block_bytes], and returns float32 [blocks, block_values].
+The block types are those of GGUF, and three of our own for other checkpoints: I4 (float32 scale and
+minimum, then nibbles as in Q4_1), I8 (float32 scale, then int8) and I8M (with a minimum too). Each
+GGUF decoder repeats the arithmetic of the `gguf` library in the same order, so that the result is
+equal bit for bit (tests/models/test_formats.py). A decoder takes the raw blocks, uint8 [blocks,
+block_bytes], and returns float32 [blocks, block_values].
 """
 
 from collections.abc import Callable, Mapping
@@ -201,6 +203,20 @@ def _mxfp4(blocks: U8) -> F32:
     return scale.astype(np.uint32).view(np.float32) * _FP4[_nibbles(blocks[:, 1:], 16)]
 
 
+def _i4(blocks: U8) -> F32:
+    columns = blocks[:, :8].copy().view(np.float32)
+    return columns[:, :1] * _nibbles(blocks[:, 8:], 16).astype(np.float32) + columns[:, 1:]
+
+
+def _i8(blocks: U8) -> F32:
+    return blocks[:, :4].copy().view(np.float32) * blocks[:, 4:].view(np.int8).astype(np.float32)
+
+
+def _i8m(blocks: U8) -> F32:
+    columns = blocks[:, :8].copy().view(np.float32)
+    return columns[:, :1] * blocks[:, 8:].view(np.int8).astype(np.float32) + columns[:, 1:]
+
+
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         form.name: form
@@ -222,6 +238,9 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             Format("IQ4_NL", 32, 18, 20, _iq4_nl),
             Format("IQ4_XS", 256, 136, 23, _iq4_xs),
             Format("MXFP4", 32, 17, 39, _mxfp4),
+            Format("I4", 32, 24, None, _i4),
+            Format("I8", 32, 36, None, _i8),
+            Format("I8M", 32, 40, None, _i8m),
         )
     }
 )
