@@ -184,6 +184,31 @@ void mxfp4(const uint8_t *row, int32_t g, Block &block) {
   codes(at + 1, block, kFloat4);
 }
 
+float single(const uint8_t *at) {
+  float value;
+  std::memcpy(&value, at, 4);
+  return value;
+}
+
+// Our own blocks for checkpoints whose scales are no halves: see ops/formats.py.
+void i4(const uint8_t *row, int32_t g, Block &block) {
+  const uint8_t *at = row + g * 24;
+  block.scale[0] = block.scale[1] = single(at);
+  block.minimum[0] = block.minimum[1] = single(at + 4);
+  nibbles(at + 8, block, 0);
+}
+void i8(const uint8_t *row, int32_t g, Block &block) {
+  const uint8_t *at = row + g * 36;
+  block.scale[0] = block.scale[1] = single(at);
+  std::memcpy(block.value, at + 4, kGroup);
+}
+void i8m(const uint8_t *row, int32_t g, Block &block) {
+  const uint8_t *at = row + g * 40;
+  block.scale[0] = block.scale[1] = single(at);
+  block.minimum[0] = block.minimum[1] = single(at + 4);
+  std::memcpy(block.value, at + 8, kGroup);
+}
+
 constexpr Scheme kNibbleHalf{Layout::n4, true, false, false};
 constexpr Scheme kNibbleHalfMin{Layout::n4, true, true, false};
 constexpr Scheme kNibbleMin{Layout::n4, false, true, false};
@@ -213,6 +238,9 @@ const SourceFormat kFormats[] = {
     {"IQ4_NL", 32, 18, kByteHalf, iq4_nl},
     {"IQ4_XS", 256, 136, kByte, iq4_xs},
     {"MXFP4", 32, 17, kByte, mxfp4},
+    {"I4", 32, 24, kNibbleMin, i4},
+    {"I8", 32, 36, kByte, i8},
+    {"I8M", 32, 40, kByteMin, i8m},
 };
 
 }  // namespace
