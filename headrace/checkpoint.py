@@ -84,13 +84,13 @@ class Checkpoint:
         return self._tokenizer
 
 
-QUANTIZATIONS = {"int8": "Q8_0", "int4": "Q4_1"}
+QUANTIZATIONS: Mapping[str, str | None] = {"none": None, "int8": "Q8_0", "int4": "Q4_1"}
 
 
 def open_checkpoint(
     model: str = DEFAULT_MODEL,
     progress: Progress | None = None,
-    quantization: str | None = None,
+    quantization: str = "none",
 ) -> Checkpoint:
     """Open a .gguf file, a folder, a short name (fetched first where needed) or a cached hub id.
 
@@ -98,8 +98,6 @@ def open_checkpoint(
     `models.blocks.quantize` for the error). Raises ModelError in one line that says what is wrong
     with the file or the name, ConfigError for another quantization.
     """
-    if quantization is None:
-        return _open(model, progress)
     if quantization not in QUANTIZATIONS:
         known = ", ".join(QUANTIZATIONS)
         raise ConfigError("quantization", f"{quantization!r} is not supported (known: {known})")

@@ -30,6 +30,9 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "order of waiting requests")
     watermark: float = flag(0.01, "share of KV blocks that admission leaves free", "SHARE")
     enable_prefix_caching: bool = flag(True, "reuse KV of equal prefixes")
+    quantization: Literal["none", "int8", "int4"] = flag(
+        "none", "quantize the 16-bit weights of a checkpoint while loading"
+    )
     kv_cache_memory_bytes: int | None = flag(None, "bytes of KV cache (4G, 512M, ...)", "BYTES")
     kv_cache_dtype: Literal["auto", "f16", "f32", "int8"] = flag("auto", "type of stored K and V")
     threads: int | None = flag(

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; returns the exit status, 1 where the model cannot run here."""
     (config,) = configure(arguments, EngineConfig)
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = open_checkpoint(config.model, quantization=config.quantization)
     threads = config.threads or usable_cores()
     backend = open_backend(config.backend, config.level, threads)
     kind: KVType = "f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype

@@ -57,7 +57,7 @@ def load(config: EngineConfig, tell: Callable[[str], None] | None = None) -> Loa
     threads = config.threads if config.threads is not None else usable_cores()
     if threads < 1:
         raise ConfigError("threads", f"must be at least 1, not {threads}")
-    checkpoint = open_checkpoint(config.model)
+    checkpoint = open_checkpoint(config.model, quantization=config.quantization)
     model = checkpoint.model(config.max_model_len)
     lap("read checkpoint")
     backend = open_backend(config.backend, config.level, threads)
