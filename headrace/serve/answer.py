@@ -68,11 +68,7 @@ async def _whole(run: Run, shape: Shape) -> bytes:
     }
     async for step in run.steps():
         for prompt, piece in step:
-            whole = pieces[prompt.number, piece.index]
-            whole.text += piece.text
-            whole.token_ids += piece.token_ids
-            whole.logprobs += piece.logprobs
-            whole.finish, whole.stop_reason = piece.finish, piece.stop_reason
+            pieces[prompt.number, piece.index].extend(piece)
     chosen = []
     for prompt in run.prompts:
         for place, index in enumerate(_best(run, prompt)):

@@ -43,6 +43,13 @@ class Piece:
         """True when there is nothing to tell."""
         return not (self.text or self.finish or self.logprobs)
 
+    def extend(self, later: "Piece") -> None:
+        """Add what a later step added."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish, self.stop_reason = later.finish, later.stop_reason
+
 
 class Choice:
     """The state of one choice of a request. `ended` once it has a finish reason."""

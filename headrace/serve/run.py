@@ -160,6 +160,8 @@ class Run:
                 stopped.append((prompt, output.index))
             if not piece.empty:
                 step.append((prompt, piece))
+        if len(step) > 1:
+            step = _joined(step)
         for prompt, index in stopped:
             self._engine.finish(prompt.submit.id, index)
         return step
@@ -186,6 +188,18 @@ class Run:
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
+
+
+def _joined(step: Step) -> Step:
+    """The same with one piece a choice: a client that lags gets fewer, larger pieces."""
+    found: dict[tuple[int, int], tuple[Prompt, Piece]] = {}
+    for prompt, piece in step:
+        key = (prompt.number, piece.index)
+        if key in found:
+            found[key][1].extend(piece)
+        else:
+            found[key] = (prompt, piece)
+    return list(found.values())
 
 
 async def _pump(

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,8 +89,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def site(tokenizer: Tokenizer) -> Iterator[Site]:
-    yield Site(tokenizer, Served(MODEL, tokenizer, CONTEXT))
+def site(tokenizer: Tokenizer) -> Site:
+    return Site(tokenizer, Served(MODEL, tokenizer, CONTEXT))
 
 
 Async = Callable[..., Any]

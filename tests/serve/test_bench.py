@@ -1,6 +1,7 @@
 """The load client against a real socket with the fake engine behind it."""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 
@@ -140,7 +141,7 @@ def test_an_answer_is_read_the_same_however_it_is_cut(cuts):
         exchange, sample = Exchange(), Sample()
         exchange.transport = Wire()  # type: ignore[assignment]
         done = exchange.send(b"", sample)
-        for start, end in zip(places, places[1:], strict=False):
+        for start, end in itertools.pairwise(places):
             exchange.data_received(ANSWER[start:end])
         assert done.done()
         assert exchange.reusable

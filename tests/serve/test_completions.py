@@ -75,9 +75,9 @@ async def test_usage_comes_last_and_once_when_asked_for(site: Site) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(text=TEXTS, start=st.integers(0, 29), length=st.integers(1, 8), include=st.booleans(),
-       burst=st.integers(1, 4), logprobs=st.sampled_from([None, 0, 2]), end=st.booleans())  # fmt: skip
+       burst=st.integers(1, 4), logprobs=st.sampled_from([None, 0, 2]))  # fmt: skip
 def test_a_stop_string_anywhere_ends_the_text_before_it(
-    tokenizer, text, start, length, include, burst, logprobs, end
+    tokenizer, text, start, length, include, burst, logprobs
 ):
     """Nothing of it is ever sent, and tokens with log-probabilities join to the text."""
     site = Site(tokenizer, Served("tiny", tokenizer, CONTEXT), text=text)

@@ -115,7 +115,7 @@ async def test_a_field_reaches_the_engine(site: Site, field: str, value: Any, pl
         top = place.split(".")[0]
         assert first[top] != second[top]
         for other in set(first) - {top, "sampling"}:
-            if not (field in ("max_tokens", "ignore_eos", "min_tokens")):
+            if field not in ("max_tokens", "ignore_eos", "min_tokens"):
                 assert first[other] == second[other]
 
 

@@ -5,8 +5,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from headrace.text.tokenizer import Tokenizer, from_gguf
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MERGES = ["t h", "h e", "th e", "l o", "i n", "e r", "o n", "Ġ t", "Ġt he", "l l", "H e", "ll o", "He llo",
-          "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld"]  # fmt: skip
+MERGES = ["t h", "h e", "th e", "l o", "i n", "e r", "o n", "Ġ t", "Ġt he", "l l", "H e", "ll o",
+          "He llo", "Ġ w", "o r", "Ġw or", "l d", "Ġwor ld"]  # fmt: skip
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}"
