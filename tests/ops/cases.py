@@ -39,17 +39,19 @@ class Build(ProgramBuilder):
         self.rng = np.random.default_rng(seed)
         self.made: dict[str, Weight] = {}
         self.tolerance: dict[str, float] = {}
-        self.give("end", "F32", (TOKENS, 8))
+        self.give("end", "F32", (TOKENS + 1, 8))
 
     def give(self, name: str, form: str, shape: tuple[int, ...]) -> str:
         self.made[name] = weight(self.rng, name, form, shape)
         return name
 
-    def feed(self, width: int, spread: float = 1.0) -> Buffer:
-        """Random rows of that width, one per token id."""
+    def feed(self, width: int, spread: float = 1.0, last: float = 0.0) -> Buffer:
+        """Random rows of that width, one per token id; then one row of `last`, token id TOKENS."""
         name = f"rows{len(self.made)}"
-        self.made[name] = exact(name, spread * self.rng.standard_normal((TOKENS, width)))
-        return self.embed(name, TOKENS, width)
+        rows = np.full((TOKENS + 1, width), last)
+        rows[:TOKENS] = spread * self.rng.standard_normal((TOKENS, width))
+        self.made[name] = exact(name, rows)
+        return self.embed(name, TOKENS + 1, width)
 
     def check(self, name: str, buffer: Buffer, tolerance: float) -> None:
         """Tap a buffer and compare it."""
@@ -205,7 +207,8 @@ def attention(
             store[norm] = build.give(norm, "F32", ((count if over_row else 1) * head_dim,))
     if options.pop("sinks", False):
         options["sinks"] = build.give("sinks", "F32", (heads,))
-    qkv = build.feed((heads + 2 * kv_heads) * head_dim)
+    # What the last token id stores must never be seen by others; int8 has no NaN.
+    qkv = build.feed((heads + 2 * kv_heads) * head_dim, last=1e30 if dtype == "int8" else np.nan)
     q = build.rope_store(qkv, 0, heads, kv_heads, head_dim, rope, width - width % 2, **store)
     build.check("q", q, EXACT)
     scale = options.pop("scale", head_dim**-0.5)

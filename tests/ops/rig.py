@@ -14,7 +14,8 @@ from headrace.ops.spec import Backend, Executable, KVGroup, KVLayout, Program
 from headrace.ops.weights import Weight
 
 TOKENS = 64
-"""Rows of every input table: a token id chooses one."""
+"""Token ids of the cases; each chooses a row of every input table. One more id fills pages with
+what nobody may see."""
 
 Slice = tuple[int, int, int]
 """(sequence, first position, rows)."""
@@ -150,8 +151,8 @@ def layout(
 
 def finish(build: ProgramBuilder) -> Program:
     """End a program whose logits nobody wants: a small table serves as hidden rows and weight."""
-    hidden = build.embed("end", TOKENS, 8)
-    return build.finish(hidden, build.logits(hidden, "end", TOKENS))
+    hidden = build.embed("end", TOKENS + 1, 8)
+    return build.finish(hidden, build.logits(hidden, "end", TOKENS + 1))
 
 
 def bits(rows: Rows) -> dict[str, list[bytes]]:

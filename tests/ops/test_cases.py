@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 from cases import TABLE
-from rig import Case, Rows, backends, bits, every_backend, layout, run, schedules
+from rig import TOKENS, Case, Rows, backends, bits, every_backend, layout, run, schedules
 
 from headrace.errors import KernelError
 from headrace.ops.spec import Backend
@@ -74,6 +74,34 @@ def test_block_size_does_not_show(backend: Backend, dtype: str) -> None:
         found.append(bits(run(executable, case, schedules(case.lengths)["chunks"], seed=size)))
         executable.close()
     assert found[0] == found[1] == found[2]
+
+
+@every_backend
+@pytest.mark.parametrize(
+    "name",
+    ["attention-f32-16", "attention-f16-32", "attention-int8-64", "attention-long",
+     "attention-window-20", "attention-window-first"],
+)  # fmt: skip
+def test_what_pages_held_before_does_not_show(backend: Backend, name: str) -> None:
+    """Pages are handed out as they are: here full of what is not a number (int8: huge)."""
+    case = TABLE[name]
+    executable = case.load(backend)
+    ways = schedules(case.lengths)
+    clean = bits(run(executable, case, ways["chunks"], seed=1))
+    batch, limits = executable.batch, executable.batch.limits
+    count = limits.max_blocks * case.layout.block_size
+    for first in range(0, limits.num_pages - limits.max_blocks, limits.max_blocks):
+        batch.table[0, 0] = first + np.arange(limits.max_blocks)
+        rows = min(count, limits.max_tokens)
+        for start in range(0, count, rows):
+            part = min(rows, count - start)
+            batch.token[:part], batch.position[:part] = TOKENS, np.arange(start, start + part)
+            batch.slice_row[:2], batch.slice_slot[0] = (0, part), 0
+            batch.num_tokens, batch.num_slices, batch.num_logits = part, 1, 0
+            with np.errstate(all="ignore"):
+                executable.run()
+    assert bits(run(executable, case, ways["chunks"], seed=1)) == clean
+    executable.close()
 
 
 @every_backend
