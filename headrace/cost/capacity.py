@@ -18,6 +18,9 @@ from headrace.errors import ConfigError
 MEMORY_SHARE = 0.92
 """Part of a device's memory that an engine takes (vLLM's --gpu-memory-utilization)."""
 
+CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
+"""Prompt tokens a step that are tried."""
+
 HEADROOM = 0.8
 """Part of its capacity at which a replica is run: queues grow without bound near 1."""
 
@@ -56,13 +59,15 @@ class Traffic:
 class Point:
     """One batch size of a replica. Times in seconds, throughput in output tokens/s.
 
-    tpot: mean time between tokens. itl: of a step with a chunk in it, the stall that a user sees.
+    chunk: prompt tokens a step. tpot: mean time between tokens. itl: of a step with a chunk in it,
+    the stall that a user sees.
     ttft: of a mean prompt, without queueing. requests: per second at that batch. carried: share of
-    steps with a chunk, over 1 when prompts come faster than they can be computed.
+    steps with a chunk; over 1 the batch never fills: prompts take longer than the answers.
     terms: share of the time of a mean step by what it is spent on.
     """
 
     batch: int
+    chunk: int
     tpot: float
     itl: float
     ttft: float
@@ -132,12 +137,13 @@ def point(replica: Replica, traffic: Traffic, batch: int, chunk: int) -> Point:
     carried = batch * traffic.computed / traffic.output / chunk
     share = min(carried, 1.0)
     tpot = share * mixed + (1.0 - share) * decode
-    pace = max(carried, 1.0)  # prompts wait: the batch fills only as fast as they are computed
+    pace = max(carried, 1.0)
     passes = -(-prompt // chunk)
     requests = batch / (traffic.output * tpot * pace) * replica.model.ranks.expert
     mean = [share * m + (1.0 - share) * d for m, d in zip(mixed_terms, decode_terms, strict=True)]
     return Point(
         batch,
+        chunk,
         tpot,
         mixed,
         passes * mixed,
@@ -168,13 +174,20 @@ def _shares(
     return {name: seconds / total for name, seconds in names.items()}
 
 
-def curve(replica: Replica, traffic: Traffic, chunk: int, most: int = 1024) -> list[Point]:
-    """Points at batches 1, 2, 3, 4, 6, 8, 12, ... up to what the memory holds."""
+def curve(replica: Replica, traffic: Traffic, most: int = 1024) -> list[Point]:
+    """Points at batches 1, 2, 3, 4, 6, 8, 12, ... up to what the memory holds, each at the chunk
+    that makes its steps shortest while the batch still fills; up to the batch that no chunk
+    fills."""
     limit = max(1, min(replica.sequences, most))
-    batches = sorted(
-        {b for i in range(11) for b in (1 << i, 3 << max(0, i - 1)) if b <= limit} | {limit}
-    )
-    return [point(replica, traffic, batch, chunk) for batch in batches]
+    batches = {b for i in range(11) for b in (1 << i, 3 << max(0, i - 1)) if b <= limit} | {limit}
+    points = []
+    for batch in sorted(batches):
+        tried = [point(replica, traffic, batch, chunk) for chunk in CHUNKS]
+        filling = [one for one in tried if one.carried <= 1.0]
+        if not filling:
+            break
+        points.append(min(filling, key=lambda one: one.tpot))
+    return points
 
 
 @dataclass(frozen=True)
@@ -197,12 +210,11 @@ class Promise:
 class Choice:
     """A way to run the service that keeps the promise, in the closed form.
 
-    chunk: prompt tokens a step. replicas: for the traffic at HEADROOM. utilisation: of their
+    replicas: for the traffic at HEADROOM. utilisation: of their
     capacity. per_hour: dollars of all. *_price: dollars per million tokens of that kind.
     """
 
     replica: Replica
-    chunk: int
     at: Point
     curve: tuple[Point, ...]
     replicas: int
@@ -218,31 +230,32 @@ class Choice:
         return self.replicas * self.replica.devices
 
 
-CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
-
-
 def best_choice(replica: Replica, traffic: Traffic, promise: Promise) -> Choice | None:
-    """The chunk and batch with the most requests/s within the promise, or None."""
-    best: tuple[Point, int, list[Point]] | None = None
-    for chunk in CHUNKS:
-        points = curve(replica, traffic, chunk)
-        for at in points:
-            if promise.met(at) and (best is None or at.requests > best[0].requests * 1.001):
-                best = (at, chunk, points)
-    if best is None:
+    """The batch and chunk with the most requests/s within the promise, or None."""
+    points = curve(replica, traffic)
+    if not points:
         return None
-    at, chunk, points = best
+    candidates = [
+        point(replica, traffic, one.batch, chunk)
+        for one in points
+        for chunk in CHUNKS
+        if chunk >= one.chunk
+    ]
+    kept = [one for one in candidates if promise.met(one)]
+    if not kept:
+        return None
+    most = max(one.requests for one in kept)
+    at = min((one for one in kept if one.requests > 0.999 * most), key=lambda one: one.itl)
     replicas = max(1, -(-traffic.rate // (at.requests * HEADROOM)))
     utilisation = traffic.rate / (replicas * at.requests)
-    prices = _prices(replica, traffic, at, chunk, utilisation)
+    prices = _prices(replica, traffic, at, utilisation)
     return Choice(
-        replica, chunk, at, tuple(points), int(replicas), utilisation,
-        replicas * replica.price, *prices,
-    )  # fmt: skip
+        replica, at, tuple(points), int(replicas), utilisation, replicas * replica.price, *prices
+    )
 
 
 def _prices(
-    replica: Replica, traffic: Traffic, at: Point, chunk: int, utilisation: float
+    replica: Replica, traffic: Traffic, at: Point, utilisation: float
 ) -> tuple[float, float, float]:
     """Dollars per million input, cached and output tokens.
 
@@ -252,15 +265,16 @@ def _prices(
     """
     steps, context = replica.steps, traffic.context
     ranks = replica.model.ranks.expert
-    batch = [context] * at.batch
+    batch, prompt = [context] * at.batch, max(1, round(traffic.computed))
     ones = [1] * at.batch
-    base = steps.seconds([*batch, 0], [*ones, chunk], at.batch)
-    more = steps.seconds([*batch, 0], [*ones, 2 * chunk], at.batch)
+    before = round(traffic.prompt - traffic.computed)
+    base = steps.seconds([*batch, before], [*ones, prompt], at.batch)
+    more = steps.seconds([*batch, before, before], [*ones, prompt, prompt], at.batch)
     longer = steps.seconds([c + 64 for c in batch], ones, at.batch)
     plain = steps.seconds(batch, ones, at.batch)
     request = traffic.output * at.tpot / at.batch  # seconds of the replica that one request takes
     held = max(0.0, longer - plain) / 64 / at.batch * traffic.output
-    computed = min((more - base) / chunk, 0.95 * request / traffic.computed)
+    computed = min((more - base) / prompt, 0.95 * request / traffic.computed)
     output = (request - computed * traffic.computed - held * traffic.prompt) / traffic.output
     if output < 0.0:
         held, output = 0.0, (request - computed * traffic.computed) / traffic.output

@@ -88,7 +88,7 @@ def _axis(values: Sequence[float], log: bool, start: float, end: float) -> _Axis
         if high <= low:
             high = low * 10
         ticks = [s for s in steps if low <= s <= high]
-        if len(ticks) > 8:
+        if len(ticks) > 10:
             ticks = [s for s in ticks if abs(log10(s) - round(log10(s))) < 1e-9]
         return _Axis(low, high, True, start, end, tuple(ticks))
     high = max([*values, 0.0]) or 1.0

@@ -36,6 +36,7 @@ th { font-weight: 600; color: var(--soft); font-size: 13px; }
 .tick, .label, .slotext, .marktext { font: 12px system-ui, "DejaVu Sans", sans-serif;
   fill: var(--soft); }
 .label { fill: var(--ink); } .marktext { fill: var(--ink); font-weight: 600; }
+.marktext, .slotext { paint-order: stroke; stroke: var(--panel); stroke-width: 4px; }
 .line { fill: none; stroke-width: 2; stroke-linejoin: round; }
 .slo { stroke: var(--slo); stroke-width: 1.5; stroke-dasharray: 6 4; } .slotext { fill: var(--slo);
 } .mark { fill: none; stroke: var(--mark); stroke-width: 2; }
