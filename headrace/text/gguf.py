@@ -1,11 +1,12 @@
 """A tokenizer from a GGUF file's metadata.
 
 The keys are `tokenizer.ggml.*` as the GGUF specification names them. `model` gpt2 is byte-level
-BPE, cut first as `pre` says.
+BPE, cut first as `pre` says; llama is scored pieces in the manner of SentencePiece.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tokenizers
@@ -13,13 +14,14 @@ from tokenizers import AddedToken, decoders, models
 
 from headrace.errors import ModelError
 from headrace.text.bytelevel import spelled_bytes
+from headrace.text.pieces import piece_bytes, piece_model, space_normalizer
 from headrace.text.pretokenizers import PLAIN, PRE_TOKENIZERS, PreTokenizer
 from headrace.text.tokenizer import Facts
 
 log = logging.getLogger(__name__)
 
 PREFIX = "tokenizer.ggml."
-UNKNOWN, CONTROL, USER, UNUSED, BYTE = 2, 3, 4, 5, 6
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED = 1, 2, 3, 4, 5
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Marks that end a document or a turn in the families that use them; taken only when the vocabulary
 # holds them as control tokens. What a chat template ends its turns with is found from the template.
@@ -41,18 +43,34 @@ END_MARKS = frozenset(
     }
 )
 
+# How Gemma's turns look, for files without a template of their own. There is no system turn: its
+# text begins the first turn of the user.
+GEMMA_TURNS = """\
+{{- bos_token }}
+{%- set talk = messages[1:] if messages[0].role == 'system' else messages %}
+{%- set first = messages[0].content ~ '\n\n' if messages[0].role == 'system' else '' %}
+{%- for message in talk %}
+    {%- set role = 'model' if message.role == 'assistant' else message.role %}
+    {{- '<start_of_turn>' ~ role ~ '\n' ~ (first if loop.first else '') }}
+    {{- message.content | trim ~ '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}
+"""
+
 
 def build(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Facts]:
     """The encoder and its facts."""
     model = metadata.get(PREFIX + "model")
     if model is None:
         raise ModelError(f"{PREFIX}model is missing: the file holds no tokenizer")
-    if model != "gpt2":
-        raise ModelError(f"{PREFIX}model {model!r} is not supported (supported: gpt2)")
+    if model not in ("gpt2", "llama"):
+        raise ModelError(f"{PREFIX}model {model!r} is not supported (supported: gpt2, llama)")
     pieces = _array(metadata, "tokens", str)
     types = _array(metadata, "token_type", int, [1] * len(pieces))
     if len(types) != len(pieces):
         raise ModelError(f"{PREFIX}token_type has {len(types)} entries for {len(pieces)} tokens")
+    if model == "llama":
+        return _scored_pieces(metadata, pieces, types)
     return _byte_level(metadata, pieces, types)
 
 
@@ -73,6 +91,28 @@ def _byte_level(
     add_tokens(backend, pieces, types)
     folding = 3 if cut.nfc else 1
     return backend, facts(metadata, pieces, types, token_bytes, cut.add_bos, folding)
+
+
+def _scored_pieces(
+    metadata: Mapping[str, Any], pieces: list[str], types: list[int]
+) -> tuple[tokenizers.Tokenizer, Facts]:
+    scores = _array(metadata, "scores", float)
+    if len(scores) != len(pieces):
+        raise ModelError(f"{PREFIX}scores has {len(scores)} entries for {len(pieces)} tokens")
+    prefix = bool(metadata.get(PREFIX + "add_space_prefix", True))
+    unknown = next(
+        (piece for piece, kind in zip(pieces, types, strict=True) if kind == UNKNOWN), None
+    )
+    mergeable = [kind == NORMAL for kind in types]
+    backend = tokenizers.Tokenizer(piece_model(pieces, scores, mergeable, unknown))
+    backend.normalizer = space_normalizer(prefix)
+    token_bytes = piece_bytes(pieces)
+    for token, kind in enumerate(types):
+        if kind == CONTROL:
+            token_bytes[token] = pieces[token].encode()
+    add_tokens(backend, pieces, types)
+    found = facts(metadata, pieces, types, token_bytes, add_bos=True, folding=1)
+    return backend, replace(found, strips_leading_space=prefix)
 
 
 def facts(
@@ -104,8 +144,21 @@ def facts(
         prefix=(bos,) if with_bos and bos is not None else (),
         suffix=(eos,) if with_eos and eos is not None else (),
         folding=folding,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=_template(metadata, pieces),
     )
+
+
+def _template(metadata: Mapping[str, Any], pieces: list[str]) -> str | None:
+    """The file's chat template, or that of its family where the file has none."""
+    source = metadata.get("tokenizer.chat_template")
+    if isinstance(source, str):
+        return source
+    if str(metadata.get("general.architecture", "")).startswith("gemma") and (
+        "<start_of_turn>" in pieces and "<end_of_turn>" in pieces
+    ):
+        log.info("the file holds no chat template: Gemma's turns are used")
+        return GEMMA_TURNS
+    return None
 
 
 def token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:

@@ -147,7 +147,7 @@ class _Words:
     """The vocabulary as llguidance asks for it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = tokenizer.encode
+        self._encode = tokenizer.encode_inside
         self.eos_token_id = next(iter(_stops(tokenizer)))
         self.bos_token_id = tokenizer.bos
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocabulary)]
@@ -156,8 +156,7 @@ class _Words:
         )
 
     def __call__(self, text: str | bytes) -> list[int]:
-        text = text if isinstance(text, str) else text.decode()
-        return self._encode(text, specials=False, add_special=False)
+        return self._encode(text if isinstance(text, str) else text.decode())
 
 
 def _stops(tokenizer: Tokenizer) -> list[int]:

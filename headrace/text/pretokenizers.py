@@ -74,7 +74,7 @@ PRE_TOKENIZERS = {
     "smollm": SINGLE_DIGITS,
     "starcoder": SINGLE_DIGITS,
     "refact": SINGLE_DIGITS,
-    "command-r": SINGLE_DIGITS,
+    "command-r": PreTokenizer((r"\p{N}", GPT2), nfc=True, add_bos=True),
     "codeshell": SINGLE_DIGITS,
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,

@@ -6,7 +6,7 @@ part read as U+FFFD, so that any split of the ids gives the same text (see `deto
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,9 @@ import tokenizers
 
 from headrace.errors import RequestError
 from headrace.text.template import ChatTemplate
+
+NEVER = "\U0010ffff"
+SENTINEL = "\x02"  # merges with nothing: no vocabulary joins this control character to others
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Tokenizer:
         """Matches the text of any control token; None where there is none."""
         if not self.special_literals:
             return None
-        return re.compile("|".join(map(re.escape, self.special_literals)))
+        return re.compile(any_of(self.special_literals))
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -100,7 +103,12 @@ class Tokenizer:
             if getattr(self._backend, part) is not None:
                 setattr(plain, part, getattr(self._backend, part))
         added = self._backend.get_added_tokens_decoder()
-        plain.add_tokens([added[token] for token in sorted(added) if not added[token].special])
+        for token in sorted(added):
+            if not added[token].special:
+                plain.add_tokens([added[token]])
+            elif plain.token_to_id(added[token].content) is None:
+                # Ids are given in order: hold the place of a control token with a text of no one.
+                plain.add_tokens([f"{NEVER}{token}{NEVER}"])
         return plain
 
     def encode(
@@ -131,6 +139,15 @@ class Tokenizer:
                 field, f"{field} has {len(ids)} tokens, more than the limit of {limit}"
             )
         return ids
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a text that goes on from other text: nothing is put before it, not even the
+        space with which some tokenizers begin, and it becomes no control tokens."""
+        if not self.strips_leading_space:
+            return self.encode(text, specials=False, add_special=False)
+        head = self.encode(SENTINEL, specials=False, add_special=False)
+        ids = self.encode(SENTINEL + text, specials=False, add_special=False)
+        return ids[len(head) :]
 
     @staticmethod
     def _size(text: str, field: str) -> int:
@@ -177,6 +194,30 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """The text of one token by itself; bytes that are no character alone read U+FFFD."""
         return self._bytes[token].decode("utf-8", "replace")
+
+
+def any_of(literals: Iterable[str]) -> str:
+    """An expression that matches any of some texts, the longest that fits, branching by character:
+    a vocabulary may hold thousands of control tokens, too many to try one by one."""
+    tree: dict[str, Any] = {}
+    for literal in literals:
+        node = tree
+        for char in literal:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _expression(tree)
+
+
+def _expression(tree: dict[str, Any]) -> str:
+    text = ""
+    while len(tree) == 1 and "" not in tree:
+        ((char, tree),) = tree.items()
+        text += re.escape(char)
+    branches = [re.escape(char) + _expression(tree[char]) for char in tree if char]
+    if not branches:
+        return text
+    optional = "?" if "" in tree else ""
+    return f"{text}(?:{'|'.join(branches)}){optional}"
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import RequestError
 from headrace.text.chat import ChatTemplate, chat_template, render_chat, render_text
-from headrace.text.tokenizer import Tokenizer
+from headrace.text.tokenizer import Tokenizer, from_gguf
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "chat.json").read_text("utf-8"))
 USER = [{"role": "user", "content": "hi"}]
@@ -232,3 +232,29 @@ def test_limit_applies_to_the_whole_conversation(smollm2: Tokenizer) -> None:
         with pytest.raises(RequestError, match=f"limit of {count - 1}") as caught:
             render_chat(smollm2, chat, talk, limit=count - 1)
         assert caught.value.field == "messages"
+
+
+def test_gemma_has_turns_without_a_template_of_its_own() -> None:
+    pieces = ["<bos>", "<start_of_turn>", "<end_of_turn>", "<unk>", "a", "\u2581"]
+    metadata = {
+        "general.architecture": "gemma3",
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.scores": [0.0] * len(pieces),
+        "tokenizer.ggml.token_type": [3, 3, 3, 2, 1, 1],
+        "tokenizer.ggml.bos_token_id": 0,
+    }
+    tokenizer = from_gguf(metadata)
+    chat = chat_template(tokenizer)
+    assert chat is not None
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " hi "},
+        {"role": "assistant", "content": "yo"},
+        {"role": "user", "content": "?"},
+    ]
+    assert render_text(chat, talk) == (
+        "<bos><start_of_turn>user\nBe brief.\n\nhi<end_of_turn>\n"
+        "<start_of_turn>model\nyo<end_of_turn>\n<start_of_turn>user\n?<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert tokenizer.stop_ids == {2}

@@ -1,16 +1,20 @@
 """The tokenizer agrees with a textbook implementation, and its rules hold."""
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import ModelError, RequestError
-from headrace.text.tokenizer import Tokenizer, from_gguf
-from tests.text.conftest import byte_level_metadata, varied_texts
+from headrace.text.tokenizer import Tokenizer, any_of, from_gguf
+from tests.text.conftest import byte_level_metadata
 from tests.text.oracle import TextbookBPE
+from tests.text.texts import varied_texts
 
 PREFIX = "tokenizer.ggml."
 
@@ -156,3 +160,14 @@ def test_damaged_metadata_is_named(change: dict[str, Any], message: str) -> None
 def test_decode_refuses_ids_that_are_no_tokens(tiny: Tokenizer) -> None:
     with pytest.raises(RequestError, match="-1 is not in"):
         tiny.decode([3, -1])
+
+
+@given(
+    st.lists(st.text("ab<|.*", min_size=1, max_size=5), min_size=1, max_size=8), st.text("ab<|.*")
+)
+def test_expression_finds_the_longest_text_that_fits(literals: list[str], text: str) -> None:
+    pattern = re.compile(any_of(literals))
+    for start in range(len(text)):
+        fitting = [literal for literal in literals if text.startswith(literal, start)]
+        found = pattern.match(text, start)
+        assert (found[0] if found else "") == max(fitting, key=len, default="")
