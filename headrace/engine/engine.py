@@ -258,7 +258,11 @@ class Engine:
             if submit.stop_tokens and len(state.outputs) >= submit.min_tokens:
                 return []
             return self.scheduler.finish(request.number, state.choice, now)
-        forced = cursor.forced() if submit.sampling.logprobs is None else []
+        try:
+            forced = cursor.forced() if submit.sampling.logprobs is None else []
+        except RequestError as error:
+            self._fail(request, str(error))
+            return []
         if not forced:
             return []
         events = self.scheduler.extend(state.sequence, forced)
@@ -437,7 +441,10 @@ class Engine:
         if state.counts is not None:
             state.counts[token] = state.counts.get(token, 0) + 1
         if state.cursor is not None:
-            state.cursor.accept((token,))
+            try:
+                state.cursor.accept((token,))
+            except RequestError as error:  # nothing can follow: this request alone ends
+                state.fault = str(error)
         if logprob is not None:
             state.cumulative_logprob += logprob.logprob
             state.logprobs.append(logprob)

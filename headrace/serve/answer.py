@@ -20,18 +20,19 @@ async def answer(exchange: Exchange, run: Run, shape: Shape, stream: EventStream
         else:
             await _stream(run, shape, stream)
     except (EngineFailure, HeadraceError) as error:
-        if isinstance(error, EngineFailure):
+        if isinstance(error, EngineFailure) and error.code == 500:
             log.error("the engine failed a request: %s", error)
         await fail(exchange, stream, error)
 
 
 async def fail(exchange: Exchange, stream: EventStream | None, error: Exception) -> None:
     """Tell the client of an error: as a status, or as an event once a stream has begun. Raises the
-    error itself while a status can still be sent and it has one."""
+    error itself where that makes the status."""
     if not exchange.started:
         if isinstance(error, HeadraceError):
             raise error
-        await exchange.answer(500, error_body(str(error), 500))
+        code, field = getattr(error, "code", 500), getattr(error, "field", None)
+        await exchange.answer(code, error_body(str(error), code, field))
     elif stream is not None:
         status = getattr(error, "code", 500)
         body = error_body(str(error), status, getattr(error, "field", None))

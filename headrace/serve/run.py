@@ -49,7 +49,16 @@ class Prompt:
 
 
 class EngineFailure(Exception):
-    """The engine ended a choice with an error after the answer may have begun."""
+    """The engine ended a choice with an error after the answer may have begun.
+
+    code: 422 where the request's own constraint led nowhere, else 500. field: at fault, or None.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        constraint = message.startswith("structured_outputs:")
+        self.code = 422 if constraint else 500
+        self.field = "structured_outputs" if constraint else None
 
 
 Step = list[tuple[Prompt, Piece]]
