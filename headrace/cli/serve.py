@@ -25,6 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
     engine, server = configure(arguments, EngineConfig, ServerConfig)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    from headrace.serve.server import ApiProcess
+    from headrace.engine.client import EngineClient
+    from headrace.serve.listen import bind
 
-    return ApiProcess(engine, server, started).run()
+    listener = bind(server.host, server.port)
+    client = EngineClient.start(engine)
+    timeline = [("engine spawned", time.perf_counter() - started)]
+    try:
+        from headrace.serve.server import ApiProcess
+
+        return ApiProcess(engine, server, client, listener, started, timeline).run()
+    finally:
+        client.kill()

@@ -1,8 +1,8 @@
 """The API process: an engine process, an application and a listening socket, from start to end.
 
-The socket is bound first (a port in use is told at once), the engine process is spawned next, and
-the tokenizer is read here while the engine loads. The first SIGTERM or SIGINT drains, the second
-ends at once.
+The socket is bound and the engine process spawned before this module is even imported (see
+`cli.serve`); the tokenizer is read here while the engine loads. The first SIGTERM or SIGINT drains,
+the second ends at once.
 """
 
 import asyncio
@@ -14,20 +14,24 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from headrace import __version__
-from headrace.checkpoint import Checkpoint, open_checkpoint
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine.client import EngineClient
 from headrace.engine.messages import Ready
 from headrace.errors import ConfigError, HeadraceError
 from headrace.serve.app import App
 from headrace.serve.connection import connection_class, raise_file_limit
+from headrace.serve.listen import address
 from headrace.serve.metrics import Metrics
 from headrace.serve.resolve import Served
 from headrace.text.chat import chat_template
+
+if TYPE_CHECKING:
+    from headrace.checkpoint import Checkpoint
 
 log = logging.getLogger("headrace.serve")
 
@@ -44,56 +48,38 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError saying why there can be none."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen(2048)
-        bound.setblocking(False)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError("--port", f"cannot listen on {host} port {port}: {reason}") from None
-    return bound
-
-
-def address(listener: socket.socket) -> str:
-    """The URL under which a socket is reached."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 class ApiProcess:
     """One server, for one run."""
 
-    def __init__(self, engine_config: EngineConfig, config: ServerConfig, started: float) -> None:
+    def __init__(
+        self,
+        engine_config: EngineConfig,
+        config: ServerConfig,
+        client: EngineClient,
+        listener: socket.socket,
+        started: float,
+        timeline: list[tuple[str, float]],
+    ) -> None:
         self._engine_config = engine_config
         self._config = config
+        self._client = client
+        self._listener = listener
         self._started = started
-        self._timeline: list[tuple[str, float]] = []
+        self._timeline = timeline
         self._status = 0
         self._stops = 0
 
     def run(self) -> int:
         """Serve until told to end; returns the exit status."""
+        self._mark("imports")
         template = _template_source(self._config.chat_template)
-        listener = bind(self._config.host, self._config.port)
-        self._mark("imports and socket")
-        client = EngineClient.start(self._engine_config)
-        try:
-            return asyncio.run(self._serve(client, listener, template))
-        finally:
-            client.kill()
+        return asyncio.run(self._serve(template))
 
     def _mark(self, what: str) -> None:
         self._timeline.append((what, time.perf_counter() - self._started))
 
-    async def _serve(
-        self, client: EngineClient, listener: socket.socket, template: str | None
-    ) -> int:
-        self._client = client
+    async def _serve(self, template: str | None) -> int:
+        client = self._client
         self._metrics = Metrics(self._name(), lambda: client.stats)
         client.on_finished = self._metrics.finished
         self._app = App(
@@ -119,13 +105,13 @@ class ApiProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
-        url = address(listener)
+        url = address(self._listener)
         tasks = [
             asyncio.create_task(self._load(url, template)),
             asyncio.create_task(self._app.ping_streams()),
         ]
         try:
-            await self._server.serve(sockets=[listener])
+            await self._server.serve(sockets=[self._listener])
         finally:
             for task in tasks:
                 task.cancel()
@@ -161,8 +147,10 @@ class ApiProcess:
             log.error("the engine process ended; the server ends too")
             self._end(1)
 
-    async def _open(self) -> Checkpoint:
-        def read() -> Checkpoint:
+    async def _open(self) -> "Checkpoint":
+        def read() -> "Checkpoint":
+            from headrace.checkpoint import open_checkpoint
+
             checkpoint = open_checkpoint(self._engine_config.model)
             checkpoint.tokenizer()
             self._mark("tokenizer")
@@ -170,7 +158,7 @@ class ApiProcess:
 
         return await asyncio.to_thread(read)
 
-    def _served(self, checkpoint: Checkpoint, ready: Ready) -> Served:
+    def _served(self, checkpoint: "Checkpoint", ready: Ready) -> Served:
         defaults = checkpoint.generation_config if self._config.generation_config == "auto" else {}
         return Served(
             name=self._name(),

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from headrace.serve.connection import connection_class
-from headrace.serve.server import HttpServer, address, bind
+from headrace.serve.listen import address, bind
+from headrace.serve.server import HttpServer
 from tests.serve.conftest import Site
 
 
