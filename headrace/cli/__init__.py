@@ -22,6 +22,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "complete": ("headrace.cli.complete", "continue a text"),
     "bench serve": ("headrace.bench.serve", "load a server and measure it"),
     "inspect": ("headrace.cli.inspect", "show what is in a model file and how it will run here"),
+    "plan": ("headrace.cli.plan", "say what a service takes, and how to run it"),
+    "fit": ("headrace.cli.fit", "say which contexts and how many sequences fit a memory"),
+    "simulate": ("headrace.cli.simulate", "run a workload over replicas in virtual time"),
+    "replay": ("headrace.cli.replay", "check that a recorded run makes the same decisions again"),
+    "calibrate": ("headrace.cli.calibrate", "measure this machine for plans and predictions"),
     "collect-env": ("headrace.cli.environment", "print what a bug report needs"),
 }
 """Name -> (module, one line of help). A name of two words is a sub-command."""

@@ -101,7 +101,7 @@ def place(
     with room for one longest request."""
     devices = model.ranks.tensor * model.ranks.expert
     longest = traffic.longest or round(traffic.prompt + traffic.output)
-    room = device.memory * MEMORY_SHARE - model.rank_bytes - _workspace(model)
+    room = device.memory * MEMORY_SHARE - model.rank_bytes - workspace_bytes(model)
     one = model.kv_bytes(longest)
     if room < one:
         return None
@@ -110,7 +110,7 @@ def place(
     return Replica(model, device, steps, devices, room, int(room // max(mean, 1.0)))
 
 
-def _workspace(model: PricedModel) -> float:
+def workspace_bytes(model: PricedModel) -> float:
     """Bytes of activations for a step of 2,048 rows in 16 bits, about 8 live buffers of the widest
     kind, and the logits of 256 rows in 32 bits."""
     widest = max(buffer.width for buffer in model.program.buffers if buffer.rows == "tokens")

@@ -97,7 +97,7 @@ def names() -> list[str]:
 def find_model(
     name: str, precision: Precision | None = None, ranks: Ranks | None = None, kv_block: int = 16
 ) -> PricedModel:
-    """The model of that name, config.json (or its folder), .gguf file or short name.
+    """The model of that name, config.json, .gguf file, folder of a checkpoint or short name.
 
     A checkpoint brings its own weight formats and runs on one rank. Raises ConfigError or
     ModelError in one line.
@@ -111,10 +111,13 @@ def find_model(
     return from_checkpoint(name, precision, kv_block)
 
 
+def configured(name: str) -> bool:
+    """Whether the name is a configuration, shipped or a file, rather than a checkpoint."""
+    return _configuration(name) is not None
+
+
 def _configuration(name: str) -> Mapping[str, Any] | None:
     path = Path(name)
-    if path.is_dir() and (path / "config.json").is_file():
-        path = path / "config.json"
     try:
         if name in names():
             file = resources.files("headrace.cost").joinpath("data", "models", f"{name}.json")

@@ -94,7 +94,7 @@ def _axis(values: Sequence[float], log: bool, start: float, end: float) -> _Axis
     high = max([*values, 0.0]) or 1.0
     step = 10 ** floor(log10(high / 4))
     step *= next(m for m in (1, 2, 5, 10) if high / (step * m) <= 6)
-    count = ceil(high / step * 1.0001)
+    count = ceil(high / step - 1e-6)
     return _Axis(0.0, count * step, False, start, end, tuple(i * step for i in range(count + 1)))
 
 
@@ -111,6 +111,7 @@ def number(value: float) -> str:
 def svg(chart: Chart) -> str:
     """The chart as an SVG element; colours come from the page's style sheet."""
     xs = [x for one in chart.series for x, _ in one.points] + [m.x for m in chart.marks]
+    xs += [line.value for line in chart.lines if line.upright]
     ys = [y for one in chart.series for _, y in one.points]
     ys += [line.value for line in chart.lines if not line.upright]
     x = _axis(xs, chart.log_x, _LEFT, _WIDTH - _RIGHT)
@@ -123,8 +124,8 @@ def svg(chart: Chart) -> str:
         parts += _line(one, index % COLOURS, x, y)
     for line in chart.lines:
         parts += _promise(line, x, y)
-    for mark in chart.marks:
-        parts += _mark(mark, x, y)
+    for index, mark in enumerate(chart.marks):
+        parts += _mark(mark, x, y, below=index % 2 == 1)
     return "".join([*parts, "</svg>"])
 
 
@@ -196,13 +197,14 @@ def _promise(line: Line, x: _Axis, y: _Axis) -> list[str]:
     ]
 
 
-def _mark(mark: Mark, x: _Axis, y: _Axis) -> list[str]:
+def _mark(mark: Mark, x: _Axis, y: _Axis, below: bool) -> list[str]:
+    """A ring and its name; a second one goes below, so that neighbours stay legible."""
     px, py = x.at(mark.x), y.at(mark.y)
     right = px < (_LEFT + _WIDTH - _RIGHT) * 0.6
     shift, anchor = (10, "start") if right else (-10, "end")
-    below = 16 if py < _TOP + 40 else -10
+    drop = 20 if below or py < _TOP + 40 else -10
     return [
         f'<circle class="mark" cx="{px:.1f}" cy="{py:.1f}" r="6"/>',
-        f'<text class="marktext" x="{px + shift:.1f}" y="{py + below:.1f}" text-anchor="{anchor}">'
+        f'<text class="marktext" x="{px + shift:.1f}" y="{py + drop:.1f}" text-anchor="{anchor}">'
         f"{escape(mark.name)}</text>",
     ]

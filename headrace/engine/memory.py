@@ -12,7 +12,7 @@ from headrace.models.spec import Model
 from headrace.ops.batch import Limits
 from headrace.ops.spec import Backend, KVLayout
 
-DEFAULT_KV_BYTES = 1 << 30
+DEFAULT_KV_BYTES = 512 << 20
 """KV bytes when the user names none: what a small model needs for tens of thousands of tokens. More
 is one flag away; taking half of a machine unasked is not kind."""
 
@@ -88,8 +88,14 @@ def blocks_of_sequence(group: Group, positions: int, block_size: int, step: int)
     return min(everything, kept)
 
 
-def make_plan(config: EngineConfig, model: Model, backend: Backend, threads: int) -> MemoryPlan:
-    """Resolve all sizes.
+def make_plan(
+    config: EngineConfig,
+    model: Model,
+    backend: Backend,
+    threads: int,
+    available: int | None = None,
+) -> MemoryPlan:
+    """Resolve all sizes. available: bytes that may be taken (default: what the machine has free).
 
     Raises ConfigError for a value that cannot be honoured and MemoryPlanError, with the numbers,
     when it does not fit.
@@ -119,7 +125,7 @@ def make_plan(config: EngineConfig, model: Model, backend: Backend, threads: int
         "max_num_batched_tokens", config.max_num_batched_tokens, DEFAULT_STEP_TOKENS
     )
     kv_bytes = config.kv_cache_memory_bytes
-    available = available_bytes()
+    available = available_bytes() if available is None else available
     block_size = config.block_size
 
     def pages_for(positions: int) -> int:
