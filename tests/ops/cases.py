@@ -14,13 +14,13 @@ Tolerances are shares of the root mean square of the output.
 from typing import Any
 
 import numpy as np
-from quantize import exact, tensor, weight
-from rig import TOKENS, Case, finish, layout
 
 from headrace.ops.formats import FORMATS
 from headrace.ops.program import ProgramBuilder
 from headrace.ops.spec import Buffer, KVGroup
 from headrace.ops.weights import Weight
+from tests.ops.quantize import exact, tensor, weight
+from tests.ops.rig import TOKENS, Case, finish, layout
 
 EXACT = 2e-5
 QUANTIZED = 0.035

@@ -4,11 +4,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from cases import TABLE
-from rig import TOKENS, Case, Rows, backends, bits, every_backend, layout, run, schedules
 
 from headrace.errors import KernelError
 from headrace.ops.spec import Backend
+from tests.ops.cases import TABLE
+from tests.ops.rig import TOKENS, Case, Rows, backends, bits, every_backend, layout, run, schedules
 
 every_case = pytest.mark.parametrize("name", TABLE)
 

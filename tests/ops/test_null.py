@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from cases import TABLE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from headrace.ops.batch import Limits
 from headrace.ops.null import Basis, Counter, NullBackend, StepShape, Work, count
 from headrace.ops.program import ProgramBuilder
 from headrace.ops.spec import KVGroup, KVLayout, Program
+from tests.ops.cases import TABLE
 
 steps = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=4)
 

@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from cases import TABLE
-from rig import run, schedules
 
 from headrace.errors import ConfigError, KernelError
 from headrace.ops import reference_rows, spec
 from headrace.ops.backends import cpu_missing, open_backend
 from headrace.ops.reference import ReferenceBackend, last_uses, values
+from tests.ops.cases import TABLE
+from tests.ops.rig import run, schedules
 
 REFERENCE = ReferenceBackend()
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from quantize import exact
-from rig import TOKENS, every_backend, layout
 
 from headrace.ops import noise
 from headrace.ops.batch import MAX_TOP_LOGPROBS, Limits
 from headrace.ops.program import ProgramBuilder
 from headrace.ops.spec import Backend, Executable, Program
+from tests.ops.quantize import exact
+from tests.ops.rig import TOKENS, every_backend, layout
 
 VOCABULARY, PADDED = 97, 104
 INFINITY = float("inf")
