@@ -10,7 +10,7 @@ from headrace.text.tokenizer import Tokenizer
 class Detokenizer:
     """Turns ids into text as they come. The pieces joined equal `Tokenizer.decode` of all ids.
 
-    skip_special leaves control tokens out. continued: the text goes on from other text, so that a
+    skip_special leaves control tokens out, save those to keep. continued: the text goes on from other text, so that a
     leading space that the tokenizer's own decoding drops is kept. spaces_between is accepted for
     the API's sake: no supported tokenizer puts spaces between control tokens, so both values give
     the same text.
@@ -23,9 +23,10 @@ class Detokenizer:
         skip_special: bool = True,
         spaces_between: bool = True,
         continued: bool = False,
+        keep: frozenset[int] = frozenset(),
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._skipped = tokenizer.special_ids - keep if skip_special else frozenset[int]()
         self._strip_next = tokenizer.strips_leading_space and not continued
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
