@@ -51,8 +51,16 @@ class Checkpoint:
         Raises ModelError where the tensors do not fit the configuration.
         """
         return load.assemble(
-            self.spec, self._whole, self.naming, str(self.path), max_model_len, self.quantize
-        )
+            self.spec, self._whole, self.naming, str(self.path), max_model_len, self.quantize,
+            self._tokens,
+        )  # fmt: skip
+
+    @cached_property
+    def _tokens(self) -> int | None:
+        """How many ids the tokenizer knows, without building it where that takes long."""
+        if self.kind == "gguf":
+            return from_gguf.num_tokens(self.metadata)
+        return self.tokenizer().vocabulary if (self.path / "tokenizer.json").is_file() else None
 
     @cached_property
     def _whole(self) -> Mapping[str, Tensor]:
@@ -69,15 +77,8 @@ class Checkpoint:
         from headrace.text import tokenizer
 
         if self.kind == "gguf":
-            found = tokenizer.from_gguf(self.metadata)
-        else:
-            found = tokenizer.from_folder(self.path)
-        if found.vocabulary > self.spec.vocabulary:
-            raise ModelError(
-                f"{self.path}: the tokenizer has {found.vocabulary} tokens but the embedding only "
-                f"{self.spec.vocabulary} rows"
-            )
-        return found
+            return tokenizer.from_gguf(self.metadata)
+        return tokenizer.from_folder(self.path)
 
     def tokenizer(self) -> "Tokenizer":
         """The checkpoint's tokenizer, built once."""

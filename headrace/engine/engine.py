@@ -51,7 +51,7 @@ class Engine:
         self._by_number: dict[int, RequestState] = {}
         self._sequences: dict[int, SequenceState] = {}
         self._next_number = 0
-        self._constraints = Constraints(loaded.checkpoint.tokenizer, loaded.model.spec.vocabulary)
+        self._constraints = Constraints(loaded.checkpoint.tokenizer, loaded.plan.limits.vocabulary)
         self._searches: dict[int, BeamSearch] = {}
         self._compiling: set[str] = set()
         self._refused: list[Refused] = []

@@ -165,7 +165,7 @@ def make_plan(
         max_blocks=-(-length // block_size),
         num_pages=pages,
         max_positions=length,
-        vocabulary=spec.vocabulary,
+        vocabulary=model.tokens,
         threads=threads,
     )
     sizes = backend.memory(model.program, model.weights, layout, limits)

@@ -1,5 +1,6 @@
 """A GGUF file's metadata as a ModelSpec."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import ModelError
@@ -9,6 +10,7 @@ from headrace.models.gguf import GGUFFile
 from headrace.models.spec import Layer, ModelSpec, Rope, Scaling
 from headrace.ops.formats import dequantize
 
+_UNUSED = 5
 _HARMLESS = (
     "vocab_size",
     "attention.causal",
@@ -26,6 +28,18 @@ def read(file: GGUFFile) -> ModelSpec:
     draft |= family.gguf(fields, draft)
     fields.finish(_HARMLESS)
     return ModelSpec(family=family.name, **draft)
+
+
+def num_tokens(metadata: Mapping[str, Any]) -> int | None:
+    """Ids that are real tokens: trailing ones of type 'unused' pad the vocabulary."""
+    tokens, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if not isinstance(tokens, list):
+        return None
+    count = len(tokens)
+    if isinstance(types, list) and len(types) == count:
+        while count and types[count - 1] == _UNUSED:
+            count -= 1
+    return count
 
 
 def _family(file: GGUFFile, source: str) -> Family:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from headrace.errors import ModelError
 from headrace.models import blocks, decoder, names, rope
 from headrace.models.names import Naming
 from headrace.models.spec import Model, ModelSpec
@@ -18,10 +19,12 @@ def assemble(
     source: str,
     max_model_len: int | None = None,
     quantize: str | None = None,
+    tokens: int | None = None,
 ) -> Model:
     """The model for sequences of up to `max_model_len` positions (default: all it was made for).
 
-    source: the checkpoint, for messages. quantize: format for float matrices, or None. Raises
+    tokens: ids that the tokenizer knows, None where it is not known. source: the checkpoint, for
+    messages. quantize: format for float matrices, or None. Raises
     ModelError where tensors do not fit the spec.
     """
     length = spec.max_positions if max_model_len is None else max_model_len
@@ -41,7 +44,13 @@ def assemble(
     if quantize is not None:
         notes.append(f"float matrices are quantized to {quantize} while loading")
         bound = _quantized(bound, quantize)
-    return Model(spec, program, bound, decoder.kv_groups(spec), tuple(notes))
+    real = spec.vocabulary if tokens is None else tokens
+    if real > spec.vocabulary:
+        raise ModelError(
+            f"{source}: the tokenizer has {real} tokens but the embedding only {spec.vocabulary} "
+            "rows; the files do not belong together"
+        )
+    return Model(spec, program, bound, decoder.kv_groups(spec), real, tuple(notes))
 
 
 def _quantized(weights: Mapping[str, Weight], form: str) -> dict[str, Weight]:

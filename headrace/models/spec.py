@@ -108,6 +108,7 @@ class ModelSpec:
 class Model:
     """A checkpoint that is ready for a back-end: program, weights by name, and KV groups.
 
+    tokens: ids below this are real; the rest of the vocabulary is padding that is never sampled.
     notes: what was decided at load and a person should know (rope scaling), one line each.
     """
 
@@ -115,4 +116,5 @@ class Model:
     program: Program
     weights: Mapping[str, Weight]
     groups: tuple[KVGroup, ...]
+    tokens: int
     notes: tuple[str, ...] = ()

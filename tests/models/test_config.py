@@ -225,3 +225,22 @@ def test_yarn_by_hand() -> None:
     assert found.scale == pytest.approx(0.1 * np.log(4) + 1)
     assert found.inverse[0] == pytest.approx(1.0)  # fast dims keep their speed
     assert found.inverse[-1] == pytest.approx(1e4 ** (-14 / 16) / 4)  # slow ones are divided
+
+
+def test_padding_of_the_vocabulary_is_told_apart(tmp_path: Path) -> None:
+    """Rows beyond the tokenizer, and trailing tokens of type 'unused', are never sampled."""
+    path = tmp_path / "x.gguf"
+    weights = FAMILIES / "llama" / "model.safetensors"
+    convert(FAMILIES / "llama", weights, path, vocabulary=80)
+    assert open_checkpoint(str(path)).model().tokens == 80
+    raw = path.read_bytes()
+    types = np.array([1] * 74 + [1, 1, 1, 3, 3, 1], "<i4").tobytes()
+    assert raw.count(types) == 1
+    unused = types[:-4] + np.array([5], "<i4").tobytes()
+    path.write_bytes(raw.replace(types, unused))
+    checkpoint = open_checkpoint(str(path))
+    assert checkpoint.model().tokens == checkpoint.tokenizer().vocabulary == 79
+    convert(FAMILIES / "llama", weights, path, vocabulary=100)
+    with pytest.raises(ModelError, match="100 tokens but the embedding only 96 rows"):
+        open_checkpoint(str(path)).model()
+    assert open_checkpoint(str(FAMILIES / "llama")).model().tokens == 96
