@@ -14,11 +14,18 @@ NAMES = ("auto", "cpu", "reference", "null")
 
 
 def cpu_missing() -> str | None:
-    """Why the CPU back-end cannot be imported, or None where it can."""
+    """Why the CPU back-end is not there, or None where it is.
+
+    Raises KernelError where its C++ module is there but does not load: that is no absence.
+    """
     try:
         importlib.import_module("headrace.ops.cpu")
     except ImportError as error:
-        return f"the C++ module of the cpu back-end is not built ({error})"
+        if error.path is not None and not error.path.endswith(".py"):
+            raise KernelError(
+                f"the C++ module of the cpu back-end does not load, build it again: {error}"
+            ) from error
+        return "the C++ module of the cpu back-end is not built"
     return None
 
 
