@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, RequestError
 from headrace.serve.choice import Piece
 from headrace.serve.http import FIRST_PING, EventStream, Exchange, error_body
 from headrace.serve.run import EngineFailure, Prompt, Run
@@ -19,6 +19,8 @@ async def answer(exchange: Exchange, run: Run, shape: Shape, stream: EventStream
             await exchange.answer(200, await _whole(run, shape))
         else:
             await _stream(run, shape, stream)
+    except RequestError as error:
+        await fail(exchange, stream, run.plan.named(error))
     except (EngineFailure, HeadraceError) as error:
         if isinstance(error, EngineFailure) and error.code == 500:
             log.error("the engine failed a request: %s", error)

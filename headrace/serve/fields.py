@@ -54,7 +54,7 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A constraint on the answer; exactly one member besides whitespace_pattern."""
+    """A constraint on the answer; exactly one member besides `whitespace_pattern`."""
 
     json: Annotated[dict[str, Any] | str | bool | None, _doc("a JSON schema")] = None
     regex: Annotated[str | None, _doc("the whole answer matches this pattern")] = None
@@ -64,6 +64,9 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     grammar: Annotated[str | None, _doc("a Lark or GBNF grammar")] = None
     json_object: Annotated[bool | None, _doc("any JSON object")] = None
     structural_tag: Annotated[str | dict[str, Any] | None, _doc("a structural tag")] = None
+    whitespace_pattern: Annotated[
+        str | None, _doc("with json: the white space between the parts, as a pattern")
+    ] = None
 
 
 class Generation(Struct, kw_only=True, forbid_unknown_fields=True):

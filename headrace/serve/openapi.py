@@ -10,8 +10,21 @@ from headrace import __version__
 from headrace.serve.fields import (
     ChatRequest,
     CompletionRequest,
+    ContentPart,
     DetokenizeRequest,
+    FunctionCall,
+    FunctionTool,
+    Generation,
+    JsonSchemaFormat,
+    Message,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
     TokenizeRequest,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolName,
 )
 
 BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
@@ -161,3 +174,30 @@ def page() -> bytes:
         parts.append(f"<tr><td><code>GET {path}</code><td>{html.escape(summary)}")
     parts.append("</table>")
     return "".join(parts).encode()
+
+
+def markdown() -> str:
+    """Tables of every field, for docs/api.md."""
+    nested: list[type[msgspec.Struct]] = [
+        StreamOptions, ResponseFormat, JsonSchemaFormat, StructuredOutputs, Message, ContentPart,
+        ToolCall, FunctionCall, Tool, FunctionTool, ToolChoice, ToolName,
+    ]  # fmt: skip
+    parts = []
+    shared = {name for name, _, _ in field_rows(Generation)}
+    parts.append(_table("Fields of completions and chat completions", field_rows(Generation)))
+    for kind in [*(kind for kind, _ in BODIES.values()), *nested]:
+        own = field_rows(kind)
+        title = f"`{kind.__name__}`"
+        if issubclass(kind, Generation):
+            own = [row for row in own if row[0] not in shared]
+            title += ", besides the shared ones"
+        parts.append(_table(title, own))
+    return "\n".join(parts)
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> str:
+    lines = [f"### {title}", "", "| field | type | meaning |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {shape.replace('|', '&#124;')} | {text} |" for name, shape, text in rows
+    ]
+    return "\n".join([*lines, ""])

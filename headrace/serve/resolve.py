@@ -13,6 +13,8 @@ from headrace.errors import RequestError
 from headrace.serve.fields import ChatRequest, CompletionRequest, Generation, ResponseFormat
 from headrace.text.tokenizer import Tokenizer
 
+FIELD = "structured_outputs"
+"""What the engine calls the constraint of a request."""
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """The sampling fields that a checkpoint's generation_config.json may set."""
 
@@ -66,10 +68,18 @@ class Plan:
     include_usage: bool
     continuous_usage: bool
     beams: bool
+    constraint: str | None
+
+    def named(self, error: RequestError) -> RequestError:
+        """The engine's refusal of a constraint, under the name that the client used."""
+        if error.field != FIELD or self.constraint is None:
+            return error
+        text = str(error).replace(FIELD, self.constraint, 1)
+        return RequestError(self.constraint, text, error.code)
 
 
-def grammar_of(request: Generation) -> GrammarSpec | None:
-    """The one constraint of a request, whatever name it came under.
+def constraint_of(request: Generation) -> tuple[str, GrammarSpec] | None:
+    """The one constraint of a request and the field that it came in.
 
     Raises RequestError when there are several, or the form is not known.
     """
@@ -84,8 +94,14 @@ def grammar_of(request: Generation) -> GrammarSpec | None:
         if spec is not None:
             found["response_format"] = spec
     if (outputs := request.structured_outputs) is not None:
-        for kind in ("json", "regex", "choice", "grammar", "structural_tag"):
+        for kind in ("regex", "choice", "grammar", "structural_tag"):
             add(f"structured_outputs.{kind}", kind, getattr(outputs, kind))
+        if outputs.json is not None:
+            source = _spaced(outputs.json, outputs.whitespace_pattern)
+            found["structured_outputs.json"] = GrammarSpec("json", source)
+        elif outputs.whitespace_pattern is not None:
+            name = "structured_outputs.whitespace_pattern"
+            raise RequestError(name, f"{name}: only with structured_outputs.json")
         if outputs.json_object:
             found["structured_outputs.json_object"] = GrammarSpec("json_object", "")
         if not found:
@@ -99,7 +115,7 @@ def grammar_of(request: Generation) -> GrammarSpec | None:
     if len(found) > 1:
         first, second, *_ = found
         raise RequestError(second, f"{second}: {first} already constrains the answer; give one")
-    return next(iter(found.values()), None)
+    return next(iter(found.items()), None)
 
 
 def _format(given: ResponseFormat) -> GrammarSpec | None:
@@ -123,6 +139,19 @@ def _format(given: ResponseFormat) -> GrammarSpec | None:
     )
 
 
+def _spaced(schema: Any, pattern: str | None) -> str:
+    if pattern is None:
+        return schema if isinstance(schema, str) else _json(schema)
+    try:
+        value = msgspec.json.decode(schema) if isinstance(schema, str) else schema
+    except (msgspec.DecodeError, RecursionError) as error:
+        name = "structured_outputs.json"
+        raise RequestError(name, f"{name}: not legal JSON: {error}") from None
+    from headrace.text.grammar import json_source  # brings llguidance: only where it is needed
+
+    return json_source(value, pattern)
+
+
 def _json(value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
@@ -130,7 +159,9 @@ def _json(value: Any) -> str:
         raise RequestError(None, "a schema is nested too deeply") from None
 
 
-def sampling_of(request: Generation, served: Served, max_tokens: int | None) -> SamplingParams:
+def sampling_of(
+    request: Generation, served: Served, max_tokens: int | None, constraint: GrammarSpec | None
+) -> SamplingParams:
     """The request's wishes over the checkpoint's defaults. Raises RequestError."""
     given = {
         name: value
@@ -154,7 +185,7 @@ def sampling_of(request: Generation, served: Served, max_tokens: int | None) -> 
     return SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
-        structured_outputs=grammar_of(request),
+        structured_outputs=constraint,
         **given,
     )
 
@@ -193,7 +224,9 @@ def plan(
     answer_id: str,
 ) -> Plan:  # fmt: skip
     """Resolve a request whose prompts are token ids already. Raises RequestError."""
-    params = sampling_of(request, served, max_tokens)
+    found = constraint_of(request)
+    name, constraint = (None, None) if found is None else found
+    params = sampling_of(request, served, max_tokens, constraint)
     check(request, served, params)
     now = time.time()
     submits = tuple(
@@ -226,6 +259,7 @@ def plan(
         include_usage=usage,
         continuous_usage=usage and bool(options and options.continuous_usage_stats),
         beams=params.use_beam_search,
+        constraint=name,
     )
 
 

@@ -1,6 +1,7 @@
 """Nothing is ignored: every field changes what the engine gets or is refused by name."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import RequestError
 from headrace.serve.fields import ChatRequest, CompletionRequest
-from headrace.serve.openapi import document
+from headrace.serve.openapi import document, markdown
 from headrace.serve.resolve import Served
 from tests.serve.conftest import CONTEXT, Site, error_of, run_async
 
@@ -256,3 +258,38 @@ async def test_priority_needs_its_policy(site: Site) -> None:
     site.served = Served("tiny", site.tokenizer, CONTEXT, priorities=True)
     assert (await site.complete(priority=-4)).status_code == 200
     assert site.engine.submits[0].priority == -4
+
+
+def test_the_page_lists_every_field() -> None:
+    """docs/api.md holds the tables as scripts/api_docs.py makes them."""
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    assert markdown() in page, "run scripts/api_docs.py"
+    for kind in (CompletionRequest, ChatRequest):
+        for name in kind.__struct_fields__:
+            assert f"| `{name}` |" in page
+
+
+@run_async
+async def test_a_constraint_is_refused_under_the_name_that_was_used(site: Site) -> None:
+    text = "structured_outputs: the keyword uniqueItems can't be honoured"
+    site.engine.refuse = RequestError("structured_outputs", text)
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
+    for fields, name in (
+        ({"response_format": form}, "response_format"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs.json"),
+    ):
+        error = error_of(await site.complete(**fields))
+        assert error["param"] == name
+        assert error["message"] == text.replace("structured_outputs", name, 1)
+
+
+@run_async
+async def test_white_space_of_json(site: Site) -> None:
+    await site.complete(structured_outputs={"json": {"type": "object"}, "whitespace_pattern": " "})
+    assert json.loads(site.engine.submits[0].grammar.source)["x-whitespace-pattern"] == " "
+    await site.complete(structured_outputs={"json": '{"type":"object"}'})
+    assert site.engine.submits[1].grammar.source == '{"type":"object"}'
+    for wrong in ({"whitespace_pattern": " "}, {"regex": "a", "whitespace_pattern": " "}):
+        name = str(error_of(await site.complete(structured_outputs=wrong))["param"])
+        assert name.startswith("structured_outputs")
