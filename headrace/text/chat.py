@@ -4,6 +4,7 @@ Rules. The content of a message is text; a list of text parts is joined with lin
 is empty text. Role `developer` is `system` where the template does not name it; a role that is
 neither one of the API's nor named in the template is refused. Arguments of past tool calls are a
 mapping that prints as its JSON text, so templates which iterate and templates which join both work.
+Tools that a template does not know are put in words (`toolprompt`).
 Control-token text inside the client's strings stays text: it never becomes the control token.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 from headrace.errors import RequestError
 from headrace.text.template import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.toolprompt import as_text
 
 __all__ = ["ChatTemplate", "chat_template", "normalize_messages", "render_chat", "render_text"]
 
@@ -62,6 +64,7 @@ def render_text(
 ) -> str:
     """The conversation as the template writes it. Raises RequestError ('messages')."""
     talk = normalize_messages(messages, template)
+    talk = as_text(talk, tools or (), template.source, template.mentions("tool"))
     variables = {
         **(kwargs or {}),
         "tools": list(tools) if tools else None,

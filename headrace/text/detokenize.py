@@ -10,10 +10,10 @@ from headrace.text.tokenizer import Tokenizer
 class Detokenizer:
     """Turns ids into text as they come. The pieces joined equal `Tokenizer.decode` of all ids.
 
-    skip_special leaves control tokens out, save those to keep. continued: the text goes on from other text, so that a
-    leading space that the tokenizer's own decoding drops is kept. spaces_between is accepted for
-    the API's sake: no supported tokenizer puts spaces between control tokens, so both values give
-    the same text.
+    skip_special leaves control tokens out, save those to keep. continued: the text goes on from
+    other text, so that a leading space that the tokenizer's own decoding drops is kept.
+    spaces_between is accepted for the API's sake: no supported tokenizer puts spaces between
+    control tokens, so both values give the same text.
     """
 
     def __init__(

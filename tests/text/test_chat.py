@@ -258,3 +258,31 @@ def test_gemma_has_turns_without_a_template_of_its_own() -> None:
         "<start_of_turn>model\nyo<end_of_turn>\n<start_of_turn>user\n?<end_of_turn>\n<start_of_turn>model\n"
     )
     assert tokenizer.stop_ids == {2}
+
+
+def test_tools_that_a_template_does_not_know_are_put_in_words(smollm2: Tokenizer) -> None:
+    chat = chat_template(smollm2)
+    assert chat is not None
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    call = {"id": "1", "type": "function",
+            "function": {"name": "get_weather", "arguments": '{"city":"Zürich"}'}}  # fmt: skip
+    talk = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_call_id": "1"},
+    ]
+    for system in ([], [{"role": "system", "content": "Be brief."}]):
+        text = render_text(chat, [*system, *talk], tools=tools)
+        first, *turns = text.split("<|im_start|>")[1:]
+        assert first.startswith("system\nBe brief.\n\nYou may" if system else "system\nYou may")
+        assert json.dumps(tools[0]) in first
+        assert turns == [
+            "user\nweather?<|im_end|>\n",
+            'assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n'
+            "</tool_call><|im_end|>\n",
+            "user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n",
+            "assistant\n",
+        ]
+    knows = template("tools")
+    assert "<tools>\n" + json.dumps(tools[0]) in render_text(knows, talk, tools=tools)
+    assert "You may call" not in render_text(knows, talk, tools=tools)
