@@ -1,6 +1,7 @@
 """A GGUF file's metadata as a ModelSpec."""
 
 from collections.abc import Mapping
+from math import log
 from typing import Any
 
 from headrace.errors import ModelError
@@ -105,13 +106,24 @@ def _rope(file: GGUFFile, fields: Fields, head_dim: int) -> Rope:
     )  # fmt: skip
     factor = fields.number("rope.scaling.factor", 0.0)
     attention = fields.number("rope.scaling.attn_factor", 0.0) or None
+    if attention is None:
+        attention = fields.number("rope.scaling.yarn_attn_factor", 0.0) or None
+    fields.expect("rope.scaling.yarn_ext_factor", 1.0)
     if factor == 0.0:
         factor = fields.number("rope.scale_linear", 1.0)
     scaling = None
     if kind == "linear" or (kind is None and factor != 1.0):
         scaling = Scaling("linear", factor)
     elif kind == "yarn":
-        scaling = Scaling("yarn", factor, original, attention)
+        scaling = Scaling(
+            "yarn",
+            factor,
+            original or fields.integer("context_length"),
+            # GGUF's factor comes on top of YaRN's own.
+            None if attention is None else attention * (0.1 * log(factor) + 1.0),
+            fields.number("rope.scaling.yarn_beta_fast", 32.0),
+            fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        )
     if factors := _factors(file, "rope_freqs.weight", dims):
         if scaling is not None:
             raise fields.fail("rope.scaling.type", "cannot be combined with rope_freqs.weight")

@@ -118,9 +118,7 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int)
         rope = ropes.get("full_attention", ropes)
         writer.add_rope_freq_base(rope["rope_theta"])
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
-        if rope["rope_type"] == "linear":
-            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(rope["factor"])
+        write_rope_scaling(writer, rope)
     if config["model_type"] == "granite":
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -132,3 +130,36 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int)
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if config["model_type"] == "gemma3_text":
         writer.add_sliding_window_pattern(config["layer_types"].index("full_attention") + 1)
+
+
+def write_rope_scaling(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
+    """Keys, or tensors for the rules that have one divisor per frequency."""
+    kind = rope["rope_type"]
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "longrope":
+        for which in ("long", "short"):
+            factors = np.array(rope[f"{which}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{which}.weight", factors)
+    if kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_factors(rope, dims=16))
+
+
+def llama3_factors(rope: dict[str, Any], dims: int) -> np.ndarray:
+    """The divisors of Llama 3.1's rule, written out frequency by frequency."""
+    original = rope["original_max_position_embeddings"]
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    factors = []
+    for index in range(0, dims, 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (index / dims)
+        if wavelength < original / high:
+            factors.append(1.0)
+        elif wavelength > original / low:
+            factors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)

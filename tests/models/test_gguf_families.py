@@ -14,7 +14,8 @@ from tests.models.forward import logits
 from tests.models.test_parity import FAMILIES
 
 CASES = (
-    "llama", "llama+linear", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "phi4mini",
+    "llama", "llama+linear", "llama+yarn", "llama+llama3", "phi3+longrope", "phi3+longrope-short",
+    "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "phi4mini",
     "olmo2", "granite", "starcoder2", "gpt2", "smollm3",
 )  # fmt: skip
 
