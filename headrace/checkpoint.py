@@ -132,7 +132,7 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
 def _open_folder(path: Path, name: str) -> Checkpoint:
     config = folder.read_json(path / "config.json")
     spec = from_hf.read(config, str(path / "config.json"))
-    tensors = folder.read_tensors(path)
+    tensors = names.language_part(folder.read_tensors(path))
     defaults = path / "generation_config.json"
     generation = folder.read_json(defaults) if defaults.is_file() else {}
     return Checkpoint(path, name, "folder", spec, config, tensors, naming_of(spec), generation)

@@ -28,8 +28,8 @@ class Family:
     gguf_names: values of `general.architecture`. gguf_style: order of the rotated values in GGUF
     files, whose converter permutes q and k of the Llama kin. hf_types: values of `model_type`.
     naming: of Hugging Face tensors. ties: whether Hugging Face ties the embedding by default.
-    windows: which layers slide where a configuration gives a window but no `layer_types`.
-    hf_traits: traits of Hugging Face files only.
+    hf_traits: traits of Hugging Face files only. hf_defaults: what its configuration class assumes
+    where a file leaves a key out; theta: the same of the rope.
     """
 
     name: str
@@ -40,6 +40,8 @@ class Family:
     ties: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict)
     hf_traits: Mapping[str, Any] = field(default_factory=dict)
+    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
+    theta: float = 10000.0
     gguf: Reader = _nothing
     hf: Reader = _nothing
 
@@ -177,6 +179,10 @@ def _gpt2_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
 _SANDWICH = {"post_norm": True, "activation": "gelu_tanh"}
 _LAYER_NORM = {"norm": "layer", "norm_bias": True, "gated": False, "activation": "gelu_tanh"}
 _BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131072, "sliding_window": 4096,
+}  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (
     Family("llama", ("llama",), "pairs", ("llama",)),
@@ -208,6 +214,8 @@ FAMILIES: tuple[Family, ...] = (
         ties=True,
         traits=_SANDWICH | {"qk_norm": "head"},
         hf_traits={"norm_add": 1.0},
+        hf_defaults=_GEMMA3_DEFAULTS,
+        theta=1e6,
         gguf=_gemma3_gguf,
         hf=_gemma3_hf,
     ),

@@ -15,15 +15,15 @@ ACTIVATIONS = {
 _CLASSES = ("ForCausalLM", "LMHeadModel")
 # What has no bearing on the values of the logits.
 _HARMLESS = (
-    "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "attn_pdrop",
-    "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward", "dtype",
-    "embd_pdrop", "embedding_dropout", "eos_token_id", "hidden_dropout", "id2label",
-    "initializer_range", "is_decoder", "label2id", "output_attentions", "output_hidden_states",
-    "pad_token_id", "problem_type", "quantization_config", "resid_pdrop", "residual_dropout",
-    "return_dict",
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-    "summary_use_proj", "task_specific_params", "tokenizer_class", "torch_dtype",
-    "transformers_version", "unk_token_id", "use_cache", "n_ctx",
+    "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout",
+    "attn_pdrop", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
+    "dtype", "embd_pdrop", "embedding_dropout", "eos_token_id", "hidden_dropout", "id2label",
+    "initializer_range", "is_decoder", "label2id", "model_type", "n_ctx", "output_attentions",
+    "output_hidden_states", "pad_token_id", "problem_type", "quantization_config",
+    "resid_pdrop", "residual_dropout", "return_dict", "summary_activation",
+    "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version",
+    "unk_token_id", "use_cache",
 )  # fmt: skip
 _ALIASES = {
     "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
@@ -37,14 +37,25 @@ def read(config: Mapping[str, Any], source: str) -> ModelSpec:
     """Raises ModelError naming the key for anything missing, unknown or unsupported."""
     if config.get("trust_remote_code"):
         raise ModelError(f"{source}: trust_remote_code: code from a checkpoint is never run")
-    fields = Fields(config, source, aliases=_ALIASES)
-    family = _family(fields)
+    config = _text_part(config, source)
+    family = _family(Fields(config, source))
+    fields = Fields({**family.hf_defaults, **config}, source, aliases=_ALIASES)
     draft = _common(fields, family)
     draft |= dict(family.traits) | dict(family.hf_traits)
     draft |= family.hf(fields, draft)
     draft["layers"] = _layers(fields, draft)
     fields.finish(_HARMLESS)
     return ModelSpec(family=family.name, **draft)
+
+
+def _text_part(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """The language model's part of a Gemma 3 configuration that describes a vision tower too."""
+    if config.get("model_type") != "gemma3":
+        return config
+    part = config.get("text_config")
+    if not isinstance(part, dict):
+        raise ModelError(f"{source}: text_config: is missing")
+    return {"model_type": "gemma3_text", **part}
 
 
 def _family(fields: Fields) -> Family:
@@ -70,7 +81,7 @@ def _common(fields: Fields, family: Family) -> dict[str, Any]:
     bias = fields.flag("attention_bias", False)
     ffn = fields.integer("intermediate_size", 4 * hidden, most=1 << 24)
     learned = family.name == "gpt2"
-    ropes = {} if learned else _ropes(fields, head_dim, max_positions)
+    ropes = {} if learned else _ropes(fields, head_dim, max_positions, family.theta)
     return {
         "vocabulary": fields.integer("vocab_size", most=1 << 24),
         "hidden": hidden,
@@ -128,14 +139,14 @@ def _layers(fields: Fields, draft: Mapping[str, Any]) -> tuple[Layer, ...]:
     )
 
 
-def _ropes(fields: Fields, head_dim: int, max_positions: int) -> dict[str, Rope]:
+def _ropes(fields: Fields, head_dim: int, max_positions: int, theta: float) -> dict[str, Rope]:
     """Both spellings: `rope_parameters` (one, or one a kind of layer), and `rope_theta` with
     `rope_scaling` and `partial_rotary_factor`."""
     parameters = fields.raw("rope_parameters", None)
     scaling = fields.raw("rope_scaling", None)
     if parameters is None:
         parameters = dict(scaling) if isinstance(scaling, dict) else {}
-        parameters.setdefault("rope_theta", fields.number("rope_theta", 10000.0))
+        parameters.setdefault("rope_theta", fields.number("rope_theta", theta))
         parameters.setdefault("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
     if not isinstance(parameters, dict) or not isinstance(scaling, dict | None):
         raise fields.fail("rope_scaling", "is not an object")

@@ -187,6 +187,21 @@ def _parts(
     raise ModelError(f"{source}: tensor {lacking[0]!r} is missing")
 
 
+_LANGUAGE = re.compile(r"^(language_model\.model|model\.language_model)\.")
+_OTHER_SENSES = ("vision_tower.", "multi_modal_projector.")
+
+
+def language_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The language model's tensors of a checkpoint that holds a vision tower too, under the names
+    they have without one."""
+    part = {}
+    for name, tensor in tensors.items():
+        if not name.removeprefix("model.").startswith(_OTHER_SENSES):
+            plain = _LANGUAGE.sub("model.", name).removeprefix("language_model.")
+            part[plain] = replace(tensor, name=plain)
+    return part
+
+
 def transpose(tensor: Tensor) -> Tensor:
     """A matrix of 2- or 4-byte values the other way round (a copy)."""
     item = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}[tensor.format]

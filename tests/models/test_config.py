@@ -15,7 +15,7 @@ from headrace.errors import ModelError
 from headrace.models import folder, from_hf
 from headrace.models.gguf import GGUFFile
 from headrace.models.spec import Layer, ModelSpec, Rope, Scaling
-from tests.models.convert import convert
+from tests.models.convert import convert, hf_tensors
 from tests.models.test_parity import FAMILIES
 
 
@@ -244,3 +244,25 @@ def test_padding_of_the_vocabulary_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="100 tokens but the embedding only 96 rows"):
         open_checkpoint(str(path)).model()
     assert open_checkpoint(str(FAMILIES / "llama")).model().tokens == 96
+
+
+def test_gemma3_with_a_vision_tower(tmp_path: Path) -> None:
+    """The language model is taken out of such a checkpoint; its file leaves out class defaults."""
+    text = config("gemma3")
+    whole = {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+             "text_config": text, "vision_config": {"hidden_size": 7}}  # fmt: skip
+    assert from_hf.read(whole, "config.json") == spec("gemma3")
+    short = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+             "num_hidden_layers": 34, "sliding_window": 1024,
+             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    read = from_hf.read(whole | {"text_config": short}, "config.json")
+    assert (read.heads, read.kv_heads, read.head_dim, read.vocabulary) == (8, 4, 256, 262208)
+    assert read.ropes["global"] == Rope(1e6, 256, Scaling("linear", 8.0, 131072))
+    assert read.ropes["local"] == Rope(1e4, 256)
+    tensors = hf_tensors(FAMILIES / "gemma3" / "model.safetensors")
+    for prefix in ("language_model.model.", "model.language_model."):
+        stored = {name.replace("model.", prefix, 1): one for name, one in tensors.items()}
+        stored |= {"vision_tower.x.weight": np.ones((2, 2), np.float32)}
+        save_file(stored, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps(whole))
+        open_checkpoint(str(tmp_path)).model()
