@@ -308,9 +308,7 @@ class Scheduler:
             self._secure(step, [], [first])
         step.short = True
 
-    def _secure(
-        self, step: Step, steady: list[Sequence], others: list[Sequence]
-    ) -> list[Sequence]:
+    def _secure(self, step: Step, steady: list[Sequence], others: list[Sequence]) -> list[Sequence]:
         """Find blocks for the steady sequences at the end of theirs and slices for the others, best
         first. Returns the steady sequences that can go on."""
         work = [(s.order, s, True) for s in steady if s.scheduled == s.room]
@@ -642,9 +640,10 @@ class Scheduler:
         for sequence in self._ending:
             owner = sequence.owner
             if sequence in owner.unborn:
-                owner.unborn = [s for s in owner.unborn if not s.ended]
-                if owner.unborn and (sequence.slot >= 0 or sequence.waiting):
-                    self._bequeath(sequence, owner.unborn[0])
+                owner.unborn.remove(sequence)
+                heirs = [other for other in owner.unborn if not other.ended]
+                if heirs and (sequence.slot >= 0 or sequence.waiting):
+                    self._bequeath(sequence, heirs[0])
             if sequence.slot >= 0:
                 self._unseat(sequence, keep=True)
             elif sequence.waiting:

@@ -150,7 +150,8 @@ class Soak:
         if machine.plan is not None:
             machine.done()
         living = [s for owner in machine.scheduler._owners.values() for s in owner.living]
-        bound = sum(len(s.tokens) + s.left + 1 for s in living)
+        turns = 2 * machine.pool.slots + 2  # within so many steps the first in order gets a token
+        bound = turns * sum(len(s.tokens) + s.left + 1 for s in living)
         steps = 0
         while machine.scheduler.has_work:
             if machine.step() is None:
