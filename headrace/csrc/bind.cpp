@@ -277,7 +277,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("address",
                    [](const hr::Arena &a) { return reinterpret_cast<uintptr_t>(a.data()); })
       .def_prop_ro("bytes", &hr::Arena::bytes)
-      .def("touch", &hr::Arena::touch, "pool"_a, nb::call_guard<nb::gil_scoped_release>());
+      .def("touch", &hr::Arena::touch, "pool"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("populate", &hr::Arena::populate, "offset"_a, "bytes"_a,
+           nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<hr::Weight>(m, "Weight")
       .def("__init__",

@@ -42,6 +42,16 @@ void Arena::touch(Pool &pool) {
   });
 }
 
+bool Arena::populate(size_t offset, size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  constexpr int advice = MADV_POPULATE_WRITE;
+#else
+  constexpr int advice = 23;  // Linux 5.14, older headers
+#endif
+  if (offset >= bytes_) return true;
+  return madvise(data_ + offset, std::min(bytes, bytes_ - offset), advice) == 0;
+}
+
 void release(const uint8_t *data, size_t bytes) {
   auto begin = round_up(reinterpret_cast<uintptr_t>(data), kPage);
   auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;

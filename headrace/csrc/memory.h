@@ -23,6 +23,9 @@ class Arena {
   size_t bytes() const { return bytes_; }
   // Makes every page resident, each thread its share.
   void touch(Pool &pool);
+  // Makes [offset, offset + bytes) resident without changing it, while others may use it. False where
+  // the system cannot; then pages become resident when they are first used.
+  bool populate(size_t offset, size_t bytes);
 
  private:
   void *mapping_ = nullptr;

@@ -138,6 +138,7 @@ def main(arguments: list[str]) -> int:
             timeline=(*loaded.timeline, ("engine ready", time.perf_counter() - started)),
         )
     )
+    loaded.executable.populate()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         EngineProcess(channel, engine).run()

@@ -370,5 +370,8 @@ class NullExecutable:
         rows = self.batch.num_tokens if buffer.rows == "tokens" else self.batch.num_logits
         return np.zeros((rows, buffer.width), np.float32)
 
+    def populate(self) -> None:
+        """See `spec.Executable`: everything is allocated when it is used."""
+
     def close(self) -> None:
         """See `spec.Executable`."""

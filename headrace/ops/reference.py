@@ -101,6 +101,9 @@ class ReferenceExecutable:
         """See `spec.Executable`."""
         return self._rows[buffer].copy()
 
+    def populate(self) -> None:
+        """See `spec.Executable`: everything is allocated when it is used."""
+
     def close(self) -> None:
         """See `spec.Executable`."""
         self._weights, self._values, self._rows = {}, {}, {}

@@ -407,6 +407,10 @@ class Executable(Protocol):
         buffers and raises KeyError for them.
         """
 
+    def populate(self) -> None:
+        """Begin to make the planned memory resident in the background, where that is not done at
+        load. Returns at once."""
+
     def close(self) -> None:
         """Free pages, weights and threads. Idempotent."""
 

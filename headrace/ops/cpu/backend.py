@@ -1,5 +1,7 @@
 """`CpuBackend`: packs weights, lays out memory and records the native program."""
 
+import os
+import threading
 from collections.abc import Mapping
 from typing import Literal
 
@@ -106,6 +108,8 @@ class CpuExecutable:
         self._offsets = sizes.placed.offsets
         self._rows = {"tokens": 0, "logits": 0}
         self._generation = -1
+        self._stop = threading.Event()
+        self._populating: threading.Thread | None = None
 
     @property
     def paths(self) -> list[tuple[str, str]]:
@@ -131,8 +135,25 @@ class CpuExecutable:
             self._offsets[buffer.id], (self._rows[buffer.rows], buffer.width)
         ).copy()
 
+    def populate(self) -> None:
+        """Make the KV pages resident in a thread of the lowest priority, so that neither the start
+        nor a step waits for the system to hand out memory. Returns at once; may be called once."""
+        memory, stop = self._memory, self._stop
+        if memory is None or self._populating is not None:
+            return
+
+        def work() -> None:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            memory.populate(stop.is_set)
+
+        self._populating = threading.Thread(target=work, name="populate", daemon=True)
+        self._populating.start()
+
     def close(self) -> None:
         """See `spec.Executable`."""
+        self._stop.set()
+        if self._populating is not None:
+            self._populating.join()
         self._native = None
         self._memory = None
         self._pool = None

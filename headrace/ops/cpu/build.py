@@ -5,7 +5,7 @@ same over real memory. Both walk the ops by the same code, so the plan is what i
 """
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from headrace.ops.spec import KVLayout, Program
 from headrace.ops.weights import Tensor, Weight
 
 _PAGE = 4096
+_POPULATE = 8 << 20  # bytes made resident at a time: a few milliseconds
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,25 @@ class Sizes:
 
 
 class Memory:
-    """The three mappings of a loaded program, resident from the start."""
+    """The three mappings of a loaded program. Weights and workspace are resident from the start, KV
+    pages when they are first used or `populate` gets to them."""
 
     def __init__(self, sizes: Sizes, pool: Any) -> None:
         self._weights = _native.Arena(sizes.weights)
         self._kv = _native.Arena(sizes.kv)
         self._workspace = _native.Arena(sizes.workspace)
-        self._kv.touch(pool)
         self._workspace.touch(pool)
         self.pool = pool
         self.weights: int = self._weights.address
         self.kv: int = self._kv.address
         self.workspace: int = self._workspace.address
         self.scratch: int = self.workspace + sizes.scratch
+
+    def populate(self, stop: Callable[[], bool]) -> None:
+        """Make the KV pages resident, a little at a time, until done or `stop()`."""
+        for offset in range(0, self._kv.bytes, _POPULATE):
+            if stop() or not self._kv.populate(offset, _POPULATE):
+                return
 
     def read(self, offset: int, shape: tuple[int, ...]) -> F32:
         """A view of float32 values in the workspace; valid while this object lives."""
