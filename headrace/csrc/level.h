@@ -9,6 +9,8 @@
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
+
+#include "emulate.h"
 #elif defined(HR_LEVEL_AVX2) || defined(HR_LEVEL_AVX512)
 #include <immintrin.h>
 #endif

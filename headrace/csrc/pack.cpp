@@ -85,16 +85,26 @@ void put_scales(uint8_t *record, const Scheme &scheme, int column, const Block &
   }
 }
 
-void put_values(uint8_t *record, const Scheme &scheme, int column, const Block &block) {
-  if (scheme.layout == Layout::n4) {
-    int offset = scheme.minimum ? 0 : 8;
-    for (int k = 0; k < 16; ++k) {
-      int low = block.value[k] + offset, high = block.value[k + 16] + offset;
-      record[k / 4 * 64 + column * 4 + k % 4] = static_cast<uint8_t>(low | high << 4);
+// The values of 16 columns of one group, four at a time.
+void put_values(uint8_t *record, const Scheme &scheme, const Block *blocks) {
+  const bool nibbles = scheme.layout == Layout::n4;
+  const uint32_t turned = nibbles && !scheme.minimum ? 0x08080808u : 0;
+  for (int j = 0; j < 4; ++j) {
+    for (int c = 0; c < kColumns; ++c) {
+      uint32_t first, second;
+      std::memcpy(&first, blocks[c].value + 4 * j, 4);
+      std::memcpy(&second, blocks[c].value + 16 + 4 * j, 4);
+      if (nibbles) {
+        // Without a minimum -8 to 7 become 0 to 15: two's complement with the sign bit turned.
+        first = (first & 0x0f0f0f0fu) ^ turned;
+        second = (second & 0x0f0f0f0fu) ^ turned;
+        first |= second << 4;
+        std::memcpy(record + j * 64 + c * 4, &first, 4);
+      } else {
+        std::memcpy(record + j * 64 + c * 4, &first, 4);
+        std::memcpy(record + (j + 4) * 64 + c * 4, &second, 4);
+      }
     }
-  } else {
-    for (int k = 0; k < kGroup; ++k)
-      record[k / 4 * 64 + column * 4 + k % 4] = static_cast<uint8_t>(block.value[k]);
   }
 }
 
@@ -115,29 +125,51 @@ void put_floats(uint8_t *panel, int column, bool doubles, size_t item, const uin
 
 }  // namespace
 
+int32_t Weight::panel_rows(const Segment &segment, int32_t panel, const uint8_t **rows,
+                           const SourceFormat **formats) const {
+  int32_t first = segment.first + panel * kColumns;
+  int32_t count = std::min(kColumns, segment.columns - panel * kColumns);
+  for (int32_t c = 0; c < count; ++c) {
+    const Source *source;
+    rows[c] = row(first + c, &source);
+    formats[c] = &find_format(source->format);
+  }
+  return count;
+}
+
+void Weight::pack_quantized(const Segment &segment, int32_t panel, uint8_t *out) const {
+  const uint8_t *rows[kColumns];
+  const SourceFormat *formats[kColumns];
+  int32_t count = panel_rows(segment, panel, rows, formats);
+  const Scheme &scheme = segment.scheme;
+  Block blocks[kColumns];
+  std::memset(blocks, 0, sizeof blocks);
+  for (int32_t g = 0; g < groups(); ++g) {
+    uint8_t *record = out + static_cast<size_t>(g) * static_cast<size_t>(scheme.group_bytes());
+    for (int32_t c = 0; c < count; ++c) formats[c]->decode(rows[c], g, blocks[c]);
+    put_values(record, scheme, blocks);
+    for (int32_t c = 0; c < kColumns; ++c) put_scales(record, scheme, c, blocks[c]);
+  }
+}
+
+void Weight::pack_floats(const Segment &segment, int32_t panel, uint8_t *out) const {
+  const uint8_t *rows[kColumns];
+  const SourceFormat *formats[kColumns];
+  int32_t count = panel_rows(segment, panel, rows, formats);
+  std::memset(out, 0, segment.panel_bytes);
+  for (int32_t c = 0; c < count; ++c)
+    put_floats(out, c, formats[c]->bytes == 8, segment.scheme.layout == Layout::f32 ? 4 : 2, rows[c],
+               static_cast<size_t>(depth_));
+}
+
 void Weight::pack(uint8_t *data, Pool &pool) {
   for (const Segment &segment : segments_) {
     pool.each(segment.panels, [&](int32_t panel) {
       uint8_t *out = data + segment.offset + segment.panel_bytes * static_cast<size_t>(panel);
-      std::memset(out, 0, segment.panel_bytes);
-      int32_t first = panel * kColumns;
-      int32_t count = std::min(kColumns, segment.columns - first);
-      size_t record = segment.scheme.quantized() ? static_cast<size_t>(segment.scheme.group_bytes()) : 0;
-      for (int32_t c = 0; c < count; ++c) {
-        const Source *source;
-        const uint8_t *from = row(segment.first + first + c, &source);
-        if (segment.scheme.quantized()) {
-          Decoder decode = find_format(source->format).decode;
-          Block block;
-          for (int32_t g = 0; g < groups(); ++g) {
-            decode(from, g, block);
-            put_values(out + record * static_cast<size_t>(g), segment.scheme, c, block);
-            put_scales(out + record * static_cast<size_t>(g), segment.scheme, c, block);
-          }
-        } else {
-          put_floats(out, c, source->format == "F64", segment.scheme.layout == Layout::f32 ? 4 : 2,
-                     from, static_cast<size_t>(depth_));
-        }
+      if (segment.scheme.quantized()) {
+        pack_quantized(segment, panel, out);
+      } else {
+        pack_floats(segment, panel, out);
       }
     });
   }

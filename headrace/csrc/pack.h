@@ -61,6 +61,8 @@ struct Source {
 // Throws std::invalid_argument for a format that has no packing.
 Scheme scheme_of(const std::string &format);
 
+struct SourceFormat;
+
 class Weight {
  public:
   // order: row i of the weight is row order[i] of the stacked sources; empty: as they are.
@@ -82,6 +84,11 @@ class Weight {
  private:
   // Where row i of the weight comes from.
   const uint8_t *row(int32_t i, const Source **source) const;
+  // Rows and formats of a panel's columns; returns how many there are.
+  int32_t panel_rows(const Segment &segment, int32_t panel, const uint8_t **rows,
+                     const SourceFormat **formats) const;
+  void pack_quantized(const Segment &segment, int32_t panel, uint8_t *out) const;
+  void pack_floats(const Segment &segment, int32_t panel, uint8_t *out) const;
   std::vector<Source> sources_;
   std::vector<int32_t> starts_, order_;
   int32_t depth_, columns_ = 0;
