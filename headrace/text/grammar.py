@@ -39,7 +39,8 @@ def _limits() -> LLParserLimits:
     """Bounds on the work of one compilation and one mask: about 20 ms each, 100 MB of states."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
+        step_lexer_fuel=100_000,
+        step_max_items=20_000,
         max_lexer_states=50_000,
         max_grammar_size=200_000,
         verbose_errors=False,

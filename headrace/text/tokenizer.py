@@ -18,6 +18,10 @@ from headrace.errors import RequestError
 from headrace.text.template import ChatTemplate
 
 NEVER = "\U0010ffff"
+WHITE_SPACE = (
+    "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006"
+    "\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
+)
 SENTINEL = "\x02"  # merges with nothing: no vocabulary joins this control character to others
 
 
@@ -27,8 +31,9 @@ class Facts:
 
     vocabulary: ids below this are real. token_bytes: bytes of every id. special: control tokens.
     ends: ids that end a generation. prefix, suffix: ids put around a text. strips_leading_space:
-    decoding drops one leading space. folding: how much longer than its tokens' bytes
-    a text can be, because of normalization. chat_template: its source.
+    decoding drops one leading space. swallows_space: some token takes in the white space around it.
+    folding: how many times longer than its tokens' bytes a text can be, because of normalization.
+    chat_template: its source.
     """
 
     vocabulary: int
@@ -40,6 +45,7 @@ class Facts:
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
     strips_leading_space: bool = False
+    swallows_space: bool = False
     folding: int = 1
     chat_template: str | None = None
 
@@ -129,9 +135,11 @@ class Tokenizer:
         """
         size = self._size(text, field)
         if limit is not None and size > limit * self.max_token_bytes:
-            self._refuse_surely_longer(text, limit, field)
+            self._refuse_surely_longer(text, size, limit, field)
         backend = self._backend if specials else self._plain
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        # The batch call is the one that lets other threads run meanwhile.
+        (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         if add_special:
             ids = [*self._facts.prefix, *ids, *self._facts.suffix]
         if limit is not None and len(ids) > limit:
@@ -161,14 +169,15 @@ class Tokenizer:
                 field, f"{field} holds a lone surrogate at character {error.start}"
             ) from error
 
-    def _refuse_surely_longer(self, text: str, limit: int, field: str) -> None:
+    def _refuse_surely_longer(self, text: str, size: int, limit: int, field: str) -> None:
         """Raise when the text has more than `limit` tokens however it is cut.
 
         No token covers more bytes than the longest one, save by normalization (`folding`) and by
         control tokens that swallow the white space around them.
         """
-        solid = len("".join(text.split()).encode())
-        fewest = -(-solid // (self.max_token_bytes * self._facts.folding))
+        if self._facts.swallows_space:
+            size -= sum(text.count(char) * len(char.encode()) for char in WHITE_SPACE)
+        fewest = -(-size // (self.max_token_bytes * self._facts.folding))
         if fewest > limit:
             raise RequestError(
                 field, f"{field} has at least {fewest} tokens, more than the limit of {limit}"

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, processors
 
-from headrace.errors import ModelError
+from headrace.errors import ModelError, RequestError
 from headrace.text.bytelevel import byte_alphabet
 from headrace.text.detokenize import Detokenizer
 from headrace.text.grammar import GrammarCompiler
@@ -211,3 +211,16 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(ModelError, match="WordPiece"):
         from_folder(tmp_path)
+
+
+def test_control_tokens_that_swallow_space(tmp_path: Path) -> None:
+    """The early refusal counts nothing that a token may take in."""
+    write_folder(tmp_path)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    for entry in described["added_tokens"]:
+        entry["rstrip"] = entry["content"] == "<|turn|>"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer = from_folder(tmp_path)
+    assert tokenizer.encode("<|turn|>" + " \n\u3000" * 1000 + "he", limit=3)[1:] == [259, 256]
+    with pytest.raises(RequestError, match="limit of 3"):
+        tokenizer.encode("<|turn|>" + " h" * 1000, limit=3)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -171,3 +172,26 @@ def test_expression_finds_the_longest_text_that_fits(literals: list[str], text: 
         fitting = [literal for literal in literals if text.startswith(literal, start)]
         found = pattern.match(text, start)
         assert (found[0] if found else "") == max(fitting, key=len, default="")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm2: Tokenizer) -> None:
+    done = threading.Event()
+    gaps = []
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not done.is_set():
+            time.sleep(0.002)
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.perf_counter()
+    smollm2.encode("hello world " * 40_000)
+    taken = time.perf_counter() - start
+    done.set()
+    watcher.join()
+    assert max(gaps) < max(0.5 * taken, 0.2)
+    assert len(gaps) > 10
