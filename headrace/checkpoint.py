@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import DEFAULT_MODEL
 from headrace.errors import ConfigError, ModelError
-from headrace.models import folder, from_gguf, from_hf, load, names, quantized
+from headrace.models import folder, from_gguf, from_hf, hub, load, names, quantized
 from headrace.models.families import naming_of
 from headrace.models.fetch import SHORT_NAMES, Progress, fetch
 from headrace.models.gguf import GGUFFile
@@ -28,6 +28,7 @@ class Checkpoint:
     traits. metadata: of a GGUF file, or the configuration. tensors: by the checkpoint's own names.
     generation_config: sampling defaults that the checkpoint suggests (`temperature`, `top_k`, ...).
     quantize: format to which 16- and 32-bit matrices are quantized while loading, or None.
+    notes: what was left out and a person should know.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class Checkpoint:
     naming: Naming
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     quantize: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def max_positions(self) -> int:
@@ -50,10 +52,11 @@ class Checkpoint:
 
         Raises ModelError where the tensors do not fit the configuration.
         """
-        return load.assemble(
+        found = load.assemble(
             self.spec, self._whole, self.naming, str(self.path), max_model_len, self.quantize,
             self._tokens,
         )  # fmt: skip
+        return replace(found, notes=self.notes + found.notes)
 
     @cached_property
     def _tokens(self) -> int | None:
@@ -93,7 +96,7 @@ def open_checkpoint(
     progress: Progress | None = None,
     quantization: str = "none",
 ) -> Checkpoint:
-    """Open a .gguf file, a folder, a short name (fetched first where needed) or a cached hub id.
+    """Open a .gguf file, a folder, a short name or a hub id (fetched first where needed).
 
     quantization: 'int8' or 'int4' quantizes the 16- and 32-bit matrices while loading (see
     `models.blocks.quantize` for the error). Raises ModelError in one line that says what is wrong
@@ -113,11 +116,11 @@ def _open(model: str, progress: Progress | None) -> Checkpoint:
         return _open_folder(path, path.resolve().name)
     if model in SHORT_NAMES:
         return _open_gguf(fetch(model, progress), model)
-    if cached := folder.hub_folder(model):
-        return _open_folder(cached, model)
+    if hub.is_hub_id(model):
+        return _open_folder(hub.fetch(model, progress), model)
     raise ModelError(
-        f"{model}: no such file or folder, and no model of that id in the hub's cache; give a "
-        f".gguf file, a folder with config.json, or a short name ({', '.join(SHORT_NAMES)})"
+        f"{model}: no such file or folder; give a .gguf file, a folder with config.json, a hub id "
+        f"(owner/name) or a short name ({', '.join(SHORT_NAMES)})"
     )
 
 
@@ -132,10 +135,14 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
 def _open_folder(path: Path, name: str) -> Checkpoint:
     config = folder.read_json(path / "config.json")
     spec = from_hf.read(config, str(path / "config.json"))
-    tensors = names.language_part(folder.read_tensors(path))
+    stored = folder.read_tensors(path)
+    tensors = names.language_part(stored)
+    notes = ("the vision tower is left out: text only",) if len(tensors) < len(stored) else ()
     defaults = path / "generation_config.json"
     generation = folder.read_json(defaults) if defaults.is_file() else {}
-    return Checkpoint(path, name, "folder", spec, config, tensors, naming_of(spec), generation)
+    return Checkpoint(
+        path, name, "folder", spec, config, tensors, naming_of(spec), generation, notes=notes
+    )
 
 
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}

@@ -1,10 +1,6 @@
-"""Checkpoints as Hugging Face lays them out: a folder with config.json and safetensors files, given
-by path or found in the hub's local cache by its id."""
+"""Checkpoints as Hugging Face lays them out: a folder with config.json and safetensors files."""
 
 import json
-import os
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +8,6 @@ from headrace.errors import ModelError
 from headrace.models import safetensors
 from headrace.ops.weights import Tensor
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_JSON_BYTES = 100_000_000
 
 
@@ -62,20 +57,3 @@ def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
         if key not in tensors:
             raise ModelError(f"{folder / name}: tensor {key!r} of the index is missing")
     return tensors
-
-
-def hub_folder(model: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The cached snapshot of a hub id ('owner/name', or 'owner/name@revision'), or None.
-
-    Honours HF_HUB_CACHE and HF_HOME as the hub's own library does.
-    """
-    name, _, revision = model.partition("@")
-    if not _HUB_ID.fullmatch(name):
-        return None
-    home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    cache = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
-    folder = cache / f"models--{name.replace('/', '--')}"
-    reference = folder / "refs" / (revision or "main")
-    commit = reference.read_text().strip() if reference.is_file() else revision
-    snapshot = folder / "snapshots" / commit
-    return snapshot if commit and snapshot.is_dir() else None
