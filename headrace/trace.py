@@ -162,7 +162,10 @@ class RecordingScheduler(Scheduler):
     def done(self, plan_id: int, tokens: Tokens, now: float) -> list[Event]:
         """See `Scheduler.done`."""
         self._writer.write(("done", now, plan_id, tokens))
-        return super().done(plan_id, tokens, now)
+        events = super().done(plan_id, tokens, now)
+        if not self.has_work:
+            self._writer.flush()
+        return events
 
     def failed(self, plan_id: int, now: float) -> list[Event]:
         """See `Scheduler.failed`."""

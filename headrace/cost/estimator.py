@@ -31,6 +31,8 @@ class StepEstimator(Estimator):
         self.errors = ErrorWindow(settings.window)
         self._fit = RecursiveFit(self.coefficients, settings)
         self._refit_every = refit_every
+        self._mfu = 0.0
+        self._mbu = 0.0
 
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of one execution of `plan`. Does not change state."""
@@ -41,7 +43,10 @@ class StepEstimator(Estimator):
         coefficients. Steps of no time are passed over."""
         if seconds <= 0.0:
             return
-        terms = self.model.terms(plan)
+        amounts = self.model.amounts(plan)
+        compute, moved = self.model.limits(amounts)
+        self._mfu, self._mbu = compute / seconds, moved / seconds
+        terms = self.model.price(amounts)
         self.errors.add(sum(map(mul, self.coefficients, terms)), seconds)
         self._fit.update(terms, seconds)
         if self._fit.observations % self._refit_every == 0:

@@ -77,6 +77,10 @@ class Pool:
     top_k: int
     expert: float
 
+    def touched(self, tokens: int) -> float:
+        """Experts that a step of so many rows is expected to read, of each layer."""
+        return self.experts * (1.0 - (1.0 - self.top_k / self.experts) ** tokens)
+
 
 @dataclass(slots=True)
 class Amounts:
@@ -92,7 +96,8 @@ class Amounts:
 
 @dataclass(frozen=True)
 class StepModel:
-    """A program on a device, compiled. *_compute, *_bytes: forms in seconds; unit: seconds."""
+    """A program on a device, compiled. *_compute, *_bytes: forms in seconds; unit: seconds.
+    compute_share, bandwidth_share: of the device's limits, that the forms assume."""
 
     linear_compute: Form
     linear_bytes: Form
@@ -109,6 +114,8 @@ class StepModel:
     unit: float
     overhead: float
     imbalance: float = 1.0
+    compute_share: float = 1.0
+    bandwidth_share: float = 1.0
 
     def start(self) -> tuple[float, ...]:
         """The coefficients of an engine that behaves as the roofline says."""
@@ -160,8 +167,7 @@ class StepModel:
         linear_compute = self.linear_compute.step + self.linear_compute.token * tokens
         linear_bytes = self.linear_bytes.step + self.linear_bytes.token * tokens
         for pool in self.pools:
-            touched = pool.experts * (1.0 - (1.0 - pool.top_k / pool.experts) ** tokens)
-            linear_bytes += pool.expert * touched
+            linear_bytes += pool.expert * pool.touched(tokens)
         pair_seconds = self.attention_compute.at(amounts)
         key_seconds = self.attention_bytes.at(amounts)
         for span, pairs, keys in zip(self.spans, amounts.pairs, amounts.keys, strict=True):
@@ -193,6 +199,20 @@ class StepModel:
         rows = len(starts) if logits is None else logits
         terms = self.price(self.amounts_of(starts, counts, rows, rows))
         return float(sum(map(mul, self.start(), terms)))
+
+    def limits(self, amounts: Amounts) -> tuple[float, float]:
+        """Seconds at the device's limits: of all arithmetic, and of reading weights and KV once.
+        Over the seconds of a real step they are its MFU and MBU."""
+        tokens = amounts.tokens
+        compute = self.linear_compute.at(amounts) + self.rest_compute.at(amounts)
+        compute += self.logits_compute.at(amounts) + self.attention_compute.at(amounts)
+        moved = self.linear_bytes.step + (self.logits_bytes.step if amounts.logits else 0.0)
+        for pool in self.pools:
+            moved += pool.expert * pool.touched(tokens)
+        for span, pairs, keys in zip(self.spans, amounts.pairs, amounts.keys, strict=True):
+            compute += span.pair * pairs
+            moved += span.key * keys
+        return compute * self.compute_share, moved * self.bandwidth_share
 
     def _mix(self, compute: float, moved: float) -> float:
         longer = compute if compute > moved else moved
@@ -339,7 +359,8 @@ def _model(sums: _Sums, device: Device, imbalance: float) -> StepModel:
     logits = forms("logits")
     model = StepModel(
         *linear, *rest, *attention_forms, *logits, sums.form(sums.compute, "wire"),
-        spans, pools, device.overlap, 1.0, device.step_overhead, imbalance,
+        spans, pools, device.overlap, 1.0, device.step_overhead, imbalance, device.compute_share,
+        device.bandwidth_share,
     )  # fmt: skip
     one = model.seconds([0], [1]) - device.step_overhead
     return replace(model, unit=max(one, 1e-9))

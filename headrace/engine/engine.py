@@ -13,6 +13,7 @@ import numpy as np
 from headrace.core.plan import Event, Request, StepPlan
 from headrace.core.plan import Refused as CoreRefused
 from headrace.core.scheduler import Scheduler
+from headrace.cost.local import engine_estimator
 from headrace.engine.beam import BeamSearch, log_softmax
 from headrace.engine.constrain import Constraints
 from headrace.engine.load import LoadedModel
@@ -22,6 +23,7 @@ from headrace.engine.state import ParameterTable, RequestState, SequenceState
 from headrace.errors import OverloadError, RequestError
 from headrace.ops.batch import RaggedBatch
 from headrace.text.grammar import Cursor, Grammar
+from headrace.trace import RecordingScheduler, TraceWriter
 
 Clock = Callable[[], float]
 Watch = Callable[[StepPlan, list[SequenceState]], None]
@@ -41,7 +43,16 @@ class Engine:
     ) -> None:
         self.loaded = loaded
         self._watch = watch
-        self.scheduler = Scheduler(loaded.plan.pool, loaded.plan.knobs)
+        plan = loaded.plan
+        self.estimator = engine_estimator(
+            loaded.model.program, plan.layout, loaded.model.weights, plan.limits.threads
+        )
+        self._trace = TraceWriter(loaded.trace) if loaded.trace is not None else None
+        self.scheduler: Scheduler = (
+            Scheduler(plan.pool, plan.knobs, self.estimator)
+            if self._trace is None
+            else RecordingScheduler(plan.pool, plan.knobs, self.estimator, self._trace)
+        )
         self._executable = loaded.executable
         self._batch: RaggedBatch = loaded.executable.batch
         self._packer = Packer(self._batch)
@@ -59,6 +70,7 @@ class Engine:
         self._finished: list[Observation] = []
         self.step_seconds = 0.0
         self.kernel_seconds = 0.0
+        self.predicted_seconds = 0.0
         self.forced_tokens = 0
 
     @property
@@ -146,13 +158,15 @@ class Engine:
             events = self._execute(plan)
             for event in events:
                 self._output(event)
+            self.predicted_seconds = plan.seconds
+            self.step_seconds = self._clock() - started
+            self.estimator.observe(plan, self.step_seconds)
         if not self._pending and not self._finished and not self._refused:
             return None
         outputs = Outputs(
             tuple(self._pending), tuple(self._finished), self.stats(), tuple(self._refused)
         )
         self._pending, self._finished, self._refused = [], [], []
-        self.step_seconds = self._clock() - started
         return outputs
 
     def _admit_compiled(self) -> None:
@@ -184,6 +198,8 @@ class Engine:
         values = {name: float(getattr(stats, name)) for name in type(stats).__slots__}
         values["step_seconds"] = self.step_seconds
         values["kernel_seconds"] = self.kernel_seconds
+        values["predicted_seconds"] = self.predicted_seconds
+        values.update(self.estimator.stats())
         values["forced_tokens"] = float(self.forced_tokens)
         values["mask_seconds"] = self._constraints.times.total
         values["mask_exposed_seconds"] = self._constraints.times.exposed
@@ -197,6 +213,8 @@ class Engine:
         """Free the model. Idempotent."""
         self._constraints.close()
         self._executable.close()
+        if self._trace is not None:
+            self._trace.close()
 
     # --- one step -----------------------------------------------------------------------------
 

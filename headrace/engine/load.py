@@ -17,7 +17,8 @@ from headrace.ops.spec import Backend, Executable
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run. timeline: (what, seconds it took), in order."""
+    """A model ready to run. timeline: (what, seconds it took), in order. trace: file to record the
+    scheduler's inputs in, or None."""
 
     checkpoint: Checkpoint
     model: Model
@@ -25,6 +26,7 @@ class LoadedModel:
     executable: Executable
     plan: MemoryPlan
     timeline: tuple[tuple[str, float], ...]
+    trace: str | None = None
 
 
 def usable_cores() -> int:
@@ -68,4 +70,4 @@ def load(config: EngineConfig, tell: Callable[[str], None] | None = None) -> Loa
             tell(note)
     executable = backend.load(model.program, model.weights, plan.layout, plan.limits)
     lap("load weights")
-    return LoadedModel(checkpoint, model, backend, executable, plan, tuple(timeline))
+    return LoadedModel(checkpoint, model, backend, executable, plan, tuple(timeline), config.trace)

@@ -197,6 +197,8 @@ class Metrics(Collector):
             ("step_seconds", "seconds of the last step"),
             ("kernel_seconds", "seconds of the last step inside the kernels"),
             ("predicted_seconds", "seconds that the cost model predicted for the last step"),
+            ("cost_mape", "mean absolute error of predicted step times, last 512 steps, 1 = 100 %"),
+            ("cost_bias", "mean error of predicted step times, positive = predicted too long"),
             ("mfu", "share of the machine's arithmetic used by the last step"),
             ("mbu", "share of the machine's memory bandwidth used by the last step"),
         ):
