@@ -36,7 +36,7 @@ from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.resolve import Plan, Served, plan
 from headrace.serve.run import Engine, Run
 from headrace.serve.shapes import CompletionShape, Shape, encode, new_id
-from headrace.serve.tools import forced_tool
+from headrace.serve.tools import plan_tools
 from headrace.text.chat import ChatTemplate, chat_template
 
 log = logging.getLogger("headrace.serve")
@@ -214,7 +214,7 @@ class App:
         request = parse(await exchange.body(), self._chat_body)
         served = await self._ready()
         served.check_name(request.model)
-        request, function = forced_tool(request)
+        request, tools = plan_tools(request)
         template = self._template
         if request.chat_template is not None:
             template = chat_template(served.tokenizer, request.chat_template)
@@ -232,7 +232,7 @@ class App:
         echo = ""
         if request.echo and last.role == "assistant" and isinstance(last.content, str):
             echo = last.content
-        shape = ChatShape(answer_id, served, resolved.text, function, echo)
+        shape = ChatShape(answer_id, served, resolved.text, tools, echo)
         await self._answer(exchange, resolved, served, shape)
 
     def _engine_id(self, answer_id: str) -> str:

@@ -4,25 +4,28 @@ import secrets
 import time
 from typing import Any
 
+from headrace.serve.calls import CallParser
 from headrace.serve.choice import Piece, TokenText
 from headrace.serve.resolve import Served, TextOptions
 from headrace.serve.run import Prompt, Run
 from headrace.serve.shapes import END, FINGERPRINT, Names, bounded, encode, prompt_scores
+from headrace.serve.tools import ToolPlan
 
 
 class ChatShape:
     """Answers of /v1/chat/completions.
 
-    function: the function whose call is forced; the text of the answer is its arguments.
-    echo: text of the last message, put before each answer.
+    tools: how the text is read, as an answer or as calls. echo: text of the last message, put
+    before each answer.
     """
 
     def __init__(self, answer_id: str, served: Served, options: TextOptions,
-                 function: str | None = None, echo: str = "") -> None:  # fmt: skip
+                 tools: ToolPlan | None = None, echo: str = "") -> None:  # fmt: skip
         self.id = answer_id
         self._options = options
         self._names = Names(served, options)
-        self._function = function
+        self._tools = tools or ToolPlan()
+        self._parsers: dict[int, CallParser] = {}
         self._echo = echo
         self._head: dict[str, Any] = {
             "id": answer_id,
@@ -37,10 +40,9 @@ class ChatShape:
     def opening(self, run: Run, prompt: Prompt, index: int) -> bytes:
         """The event that names the role, before a choice's first piece."""
         delta: dict[str, Any] = {"role": "assistant", "content": self._echo}
-        if self._function is not None:
-            delta = {"role": "assistant", "content": None, "tool_calls": [
-                {"index": 0, **self._call("")}
-            ]}  # fmt: skip
+        if self._tools.form == "arguments":
+            call = self._call("")
+            delta = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **call}]}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         head = self._head | {"choices": [choice]}
         if self._options.return_ids:
@@ -49,7 +51,9 @@ class ChatShape:
 
     def chunk(self, run: Run, prompt: Prompt, piece: Piece) -> bytes:
         """One event with what a step added to a choice."""
-        extras = piece.finish or piece.logprobs or self._options.return_ids or self._function
+        extras = (
+            piece.finish or piece.logprobs or self._options.return_ids or self._tools.form != "text"
+        )
         if not extras:
             data = b'%b%d,"delta":{"content":%b%b' % (
                 self._prefix,
@@ -58,7 +62,8 @@ class ChatShape:
                 self._tail,
             )
         else:
-            choice = {"index": piece.index, "delta": self._delta(piece), **self._ending(piece)}
+            delta, called = self._delta(piece)
+            choice = {"index": piece.index, "delta": delta, **self._ending(piece, called)}
             if self._options.return_ids:
                 choice["token_ids"] = piece.token_ids
             data = b"data: " + encode(self._head | {"choices": [choice]})[:-1]
@@ -74,11 +79,8 @@ class ChatShape:
         """A whole answer. pieces: (prompt, place among the answers, all of the choice)."""
         choices = []
         for _, place, piece in pieces:
-            message: dict[str, Any] = {"role": "assistant", "content": self._echo + piece.text}
-            if self._function is not None:
-                message |= {"content": None, "tool_calls": [self._call(piece.text)]}
-            message["refusal"] = None
-            choice = {"index": place, "message": message, **self._ending(piece)}
+            message, called = self._message(piece.text)
+            choice = {"index": place, "message": message, **self._ending(piece, called)}
             if self._options.return_ids:
                 choice["token_ids"] = piece.token_ids
             choices.append(choice)
@@ -98,21 +100,46 @@ class ChatShape:
         return {
             "id": f"chatcmpl-tool-{secrets.token_hex(12)}",
             "type": "function",
-            "function": {"name": self._function, "arguments": arguments},
+            "function": {"name": self._tools.function, "arguments": arguments},
         }
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
-        if self._function is not None:
-            if not piece.text:
-                return {}
-            call = {"index": 0, "function": {"arguments": piece.text}}
-            return {"tool_calls": [call]}
-        return {"content": piece.text} if piece.text or piece.finish is None else {}
+    def _parser(self) -> CallParser:
+        return CallParser(self._tools.form == "array", self._tools.first_only)
 
-    def _ending(self, piece: Piece) -> dict[str, Any]:
-        finish = piece.finish
-        if finish == "stop" and self._function is not None:
-            finish = "tool_calls"
+    def _message(self, text: str) -> tuple[dict[str, Any], bool]:
+        """The message of a whole answer, and whether it calls."""
+        message: dict[str, Any] = {"role": "assistant", "content": self._echo + text}
+        if self._tools.form == "text":
+            return message | {"refusal": None}, False
+        if self._tools.form == "arguments":
+            calls = [self._call(text)]
+            content = None
+        else:
+            parser = self._parser()
+            content = parser.push(text, last=True).content or None
+            calls = [call.whole() for call in parser.calls]
+        message["content"] = content if calls else self._echo + (content or "")
+        message["refusal"] = None
+        return message | ({"tool_calls": calls} if calls else {}), bool(calls)
+
+    def _delta(self, piece: Piece) -> tuple[dict[str, Any], bool]:
+        """The delta of a chunk, and whether the choice calls."""
+        if self._tools.form == "text":
+            return ({"content": piece.text} if piece.text or piece.finish is None else {}), False
+        if self._tools.form == "arguments":
+            calls = [{"index": 0, "function": {"arguments": piece.text}}]
+            return ({"tool_calls": calls} if piece.text else {}), True
+        parser = self._parsers.get(piece.index)
+        if parser is None:
+            parser = self._parsers[piece.index] = self._parser()
+        found = parser.push(piece.text, last=piece.finish is not None)
+        delta: dict[str, Any] = {"content": found.content} if found.content else {}
+        if found.calls:
+            delta["tool_calls"] = found.calls
+        return delta, bool(parser.calls)
+
+    def _ending(self, piece: Piece, called: bool) -> dict[str, Any]:
+        finish = "tool_calls" if called and piece.finish == "stop" else piece.finish
         wanted = self._options.logprobs is not None
         return {
             "logprobs": self._logprobs(piece.logprobs) if wanted else None,

@@ -12,6 +12,7 @@ import msgspec
 from headrace.errors import RequestError
 from headrace.serve.fields import ChatRequest, CompletionRequest, Message, TokenizeRequest
 from headrace.serve.resolve import Served
+from headrace.serve.tools import tell
 from headrace.text.chat import ChatTemplate, render_chat
 
 T = TypeVar("T")
@@ -105,7 +106,8 @@ async def chat_prompt(
             raise RequestError(name, f"{name}: required")
     proceed = bool(request.continue_final_message)
     opens = not proceed if request.add_generation_prompt is None else request.add_generation_prompt
-    tools = None if request.tools is None else [msgspec.to_builtins(t) for t in request.tools]
+    tools = [_present(msgspec.to_builtins(tool)) for tool in request.tools or []]
+    messages = tell(messages, tools, template)
     documents = request.documents if isinstance(request, ChatRequest) else None
     cuts = isinstance(request, ChatRequest) and request.truncate_prompt_tokens is not None
 
@@ -114,7 +116,7 @@ async def chat_prompt(
             served.tokenizer,
             template,
             messages,
-            tools=tools,
+            tools=tools or None,
             add_generation_prompt=opens,
             continue_final_message=proceed,
             documents=documents,
@@ -126,6 +128,13 @@ async def chat_prompt(
     if request.add_special_tokens:
         ids = [*served.tokenizer.encode("", add_special=True), *ids]
     return ids
+
+
+def _present(value: Any) -> Any:
+    """Without the members that are null, as the client wrote it."""
+    if isinstance(value, dict):
+        return {key: _present(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def _size(messages: list[dict[str, Any]]) -> int:

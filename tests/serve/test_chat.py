@@ -1,9 +1,11 @@
 """/v1/chat/completions over the fake engine: shapes, log-probabilities, forced calls."""
 
 import json
+from typing import Any
 
 import pytest
 
+from headrace.serve.resolve import Served
 from tests.serve.conftest import CONTEXT, Site, error_of, events, run_async
 
 TOOL = {
@@ -88,8 +90,16 @@ async def test_logprobs_have_an_entry_per_token(site: Site, stream: bool) -> Non
     assert error_of(await site.chat(top_logprobs=2))["param"] == "top_logprobs"
 
 
+@pytest.fixture
+def roomy(site: Site) -> Site:
+    """A site whose context holds the description of tools."""
+    site.served = Served("tiny", site.tokenizer, 2048)
+    return site
+
+
 @run_async
-async def test_a_forced_call_is_held_to_its_schema(site: Site) -> None:
+async def test_a_forced_call_is_held_to_its_schema(roomy: Site) -> None:
+    site = roomy
     site.text = '{"color":"red"}'
     fields = {"tools": [TOOL], "tool_choice": NAMED}
     choice = (await site.chat(**fields)).json()["choices"][0]
@@ -144,7 +154,9 @@ async def test_control_token_text_of_a_user_stays_text(site: Site) -> None:
 
 
 @run_async
-async def test_past_tool_calls_with_any_arguments(site: Site) -> None:
+async def test_past_tool_calls_with_any_arguments(roomy: Site) -> None:
+    site = roomy
+
     def talk(arguments: str) -> list[dict[str, object]]:
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
         return [
@@ -178,3 +190,96 @@ async def test_continuing_the_final_message(site: Site) -> None:
     (submit,) = site.engine.submits
     assert site.tokenizer.decode(submit.prompt).endswith("assistant\nthe ")
     error_of(await site.chat(talk, continue_final_message=True, add_generation_prompt=True))
+
+
+SECOND = {"type": "function", "function": {"name": "weather", "parameters": {
+    "type": "object", "properties": {"city": {"$ref": "#/$defs/city"}},
+    "$defs": {"city": {"type": "string"}},
+}}}  # fmt: skip
+CALLED = [("set_fg", '{"color": "red"}'), ("weather", '{"city": "Rome"}')]
+
+
+def calls_of(chunks: list[Any]) -> list[tuple[str, str]]:
+    """Calls joined by index, their shape checked."""
+    found: dict[int, list[str]] = {}
+    for chunk in chunks:
+        for call in chunk["choices"][0]["delta"].get("tool_calls", []):
+            if call["index"] not in found:
+                assert call["id"]
+                assert call["type"] == "function"
+                found[call["index"]] = [call["function"]["name"], ""]
+            else:
+                assert "name" not in call["function"]
+            found[call["index"]][1] += call["function"]["arguments"]
+    return [(name, arguments) for _, (name, arguments) in sorted(found.items())]
+
+
+@pytest.mark.parametrize("burst", [1, 4])
+@pytest.mark.parametrize("choice", ["auto", None, "required"])
+@run_async
+async def test_several_calls(roomy: Site, choice: str | None, burst: int) -> None:
+    roomy.engine.burst = burst
+    objects = [f'{{"name": "{name}", "arguments": {text}}}' for name, text in CALLED]
+    lead = None if choice == "required" else "I call: "
+    roomy.text = "[" + ", ".join(objects) + "]"
+    if choice != "required":
+        roomy.text = f"{lead}" + "\n".join(f"<tool_call>\n{o}\n</tool_call>" for o in objects)
+    fields = {"tools": [TOOL, SECOND], "tool_choice": choice}
+    whole = (await roomy.chat(**fields)).json()["choices"][0]
+    assert whole["finish_reason"] == "tool_calls"
+    assert whole["message"]["content"] == lead
+    calls = whole["message"]["tool_calls"]
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == CALLED
+    assert len({call["id"] for call in calls}) == 2
+    chunks = events(await roomy.chat(stream=True, **fields))
+    assert calls_of(chunks) == CALLED
+    content = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
+    assert content == (lead or "")
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    (grammar,) = {submit.grammar for submit in roomy.engine.submits}
+    if choice == "required":
+        schema = json.loads(grammar.source)
+        names = [o["properties"]["name"]["const"] for o in schema["items"]["anyOf"]]
+        assert names == ["set_fg", "weather"]
+        place = schema["items"]["anyOf"][1]["properties"]["arguments"]["properties"]["city"]["$ref"]
+        assert schema["$defs"][place.removeprefix("#/$defs/")] == {"type": "string"}
+    else:
+        assert grammar is None
+    only = {**fields, "parallel_tool_calls": False}
+    if choice != "required":
+        calls = (await roomy.chat(**only)).json()["choices"][0]["message"]["tool_calls"]
+        assert [call["function"]["name"] for call in calls] == ["set_fg"]
+
+
+@run_async
+async def test_free_choice_may_be_no_call(roomy: Site) -> None:
+    choice = (await roomy.chat(tools=[TOOL], stop="world")).json()["choices"][0]
+    assert choice["message"]["content"] == "Hello "
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+    chunks = events(await roomy.chat(tools=[TOOL], stream=True))
+    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "Hello world."
+
+
+@run_async
+async def test_a_template_without_tools_still_tells_of_them(roomy: Site) -> None:
+    await roomy.chat(tools=[TOOL])
+    system = {"role": "system", "content": "Be brief."}
+    await roomy.chat([system, {"role": "user", "content": "a"}], tools=[TOOL])
+    await roomy.chat(tools=[TOOL], tool_choice="none")
+    first, second, none = (roomy.tokenizer.decode(s.prompt) for s in roomy.engine.submits)
+    assert first.startswith("system\nYou may call")
+    assert '"name": "set_fg"' in first
+    assert second.startswith("system\nBe brief.\n\nYou may call")
+    assert "set_fg" not in none
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    roomy.engine.submits.clear()
+    await roomy.chat(
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b",
+         "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "d"}]
+    )  # fmt: skip
+    text = roomy.tokenizer.decode(roomy.engine.submits[0].prompt)
+    assert 'b\n<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>' in text
+    known = "{{ tools[0]['function']['name'] }}{{ messages[0]['content'] }}"
+    await roomy.chat(tools=[TOOL], chat_template=known)
+    assert roomy.tokenizer.decode(roomy.engine.submits[1].prompt) == "set_fgOne"
