@@ -23,11 +23,10 @@ GROUPS: tuple[tuple[Group, ...], ...] = (
 
 
 class Soak:
-    """One seed: a pool, knobs, and operations drawn from it."""
+    """A pool, knobs, and operations, all drawn from one source."""
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        draw = self.random
+    def __init__(self, draw: random.Random) -> None:
+        self.random = draw
         size = draw.choice((1, 2, 3, 4, 8))
         groups = draw.choice(GROUPS)
         positions = draw.randint(6, 40)
@@ -165,7 +164,7 @@ class Soak:
 
 def soak(seed: int, operations: int) -> Soak:
     """Run one seed; drained every so often, so that empty states occur too."""
-    state = Soak(seed)
+    state = Soak(random.Random(seed))
     for count in range(operations):
         state.operate()
         if count % 500 == 499:
