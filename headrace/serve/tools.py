@@ -2,8 +2,8 @@
 
 A named function, or `required` with one: the answer is held to the function's parameters.
 `required` with several: the answer is held to a JSON array of calls. `auto`: the answer is free,
-and calls in it are found. A template that knows tools shows them its own way; for one that does not, a
-system message tells of them, and past calls are written as the model would.
+and calls in it are found. A template that knows tools shows them its own way; for one that does
+not, a system message tells of them, and past calls are written as the model would write them.
 """
 
 import json
