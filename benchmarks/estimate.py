@@ -15,48 +15,28 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.config import DEFAULT_MODEL, EngineConfig
-from headrace.core.plan import StepPlan
 from headrace.cost.estimator import StepEstimator
-from headrace.cost.local import engine_estimator
 from headrace.engine.engine import Engine
 from headrace.engine.load import load
 from headrace.engine.messages import SamplingSpec, Submit
 from headrace.sim.cluster import Cluster, Setup
 from headrace.sim.report import LogHistogram, Recorder, Report, Slo, report
 from headrace.sim.workload import GeneratedSource, Job, Workload
-from headrace.trace import RecordingScheduler, TraceWriter, replay
+from headrace.trace import replay
 
 
 class Live:
     """The engine under a workload, with what its users see written into a recorder."""
 
     def __init__(self, model: str, trace: Path) -> None:
-        loaded = load(EngineConfig(model=model, max_num_seqs=32))
-        self.engine = Engine(loaded)
-        self.plan = loaded.plan
-        self.estimator = engine_estimator(
-            loaded.model.program,
-            loaded.plan.layout,
-            loaded.model.weights,
-            loaded.plan.limits.threads,
-        )
-        self.writer = TraceWriter(trace)
-        self.scheduler = RecordingScheduler(
-            loaded.plan.pool, loaded.plan.knobs, self.estimator, self.writer
-        )
-        self.engine.scheduler = self.scheduler
-        self._last: StepPlan | None = None
-        step = self.scheduler.step
-
-        def remember(now: float) -> StepPlan | None:
-            self._last = step(now)
-            return self._last
-
-        self.scheduler.step = remember  # type: ignore[method-assign]
+        self.engine = Engine(load(EngineConfig(model=model, max_num_seqs=32, trace=str(trace))))
+        self.plan = self.engine.loaded.plan
+        self.estimator = self.engine.estimator
         self._number = 0
 
     def run(self, workload: Workload, learn: bool) -> Recorder:
         """Serve all jobs of a workload in real time."""
+        self.estimator.learning = learn
         jobs: Iterator[Job] = GeneratedSource(workload).arrivals()
         following = next(jobs, None)
         recorder = Recorder(replicas=1)
@@ -82,13 +62,8 @@ class Live:
             started = time.monotonic()
             outputs = self.engine.step()
             ended = time.monotonic()
-            if self._last is not None:
-                recorder.steps += 1
-                recorder.busy_seconds += ended - started
-                if learn:
-                    self.estimator.observe(self._last, ended - started)
-                else:
-                    self.estimator.errors.add(self._last.seconds, ended - started)
+            recorder.steps += 1
+            recorder.busy_seconds += ended - started
             for output in outputs.outputs if outputs else ():
                 times = live[output.id]
                 if output.tokens:
@@ -162,7 +137,7 @@ def main() -> None:
     print(f"step time under the unseen load, fit frozen: MAPE {live.estimator.errors.mape:.1%}")
     slo = Slo(ttft=1.0, tpot=0.1)
     compare(report(real, slo), report(virtual, slo))
-    live.writer.close()
+    live.engine.close()
     found = replay(arguments.trace)
     same = found.difference or "identical"
     print(f"replay of {found.requests} requests, {found.plans} plans: {same}")

@@ -31,6 +31,7 @@ class StepEstimator(Estimator):
         self.errors = ErrorWindow(settings.window)
         self._fit = RecursiveFit(self.coefficients, settings)
         self._refit_every = refit_every
+        self.learning = True
         self._mfu = 0.0
         self._mbu = 0.0
 
@@ -48,6 +49,8 @@ class StepEstimator(Estimator):
         self._mfu, self._mbu = compute / seconds, moved / seconds
         terms = self.model.price(amounts)
         self.errors.add(sum(map(mul, self.coefficients, terms)), seconds)
+        if not self.learning:
+            return
         self._fit.update(terms, seconds)
         if self._fit.observations % self._refit_every == 0:
             self.coefficients = self._fit.coefficients()

@@ -11,7 +11,7 @@ The terms, in seconds, and what the fitted model multiplies them by at the start
     tokens      the linear layers' compute, by row        0  (compute that did not overlap)
     attention   query-key pairs and KV read               1
     logits      the vocabulary's rows, sampling           1
-    sequences   a unit for each slice                     0  (bookkeeping by sequence)
+    sequences   a tenth of a unit for each slice          0  (bookkeeping by sequence)
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ TERMS = ("fixed", "weights", "tokens", "attention", "logits", "sequences")
 ELEMENT_FLOPS = 4.0
 """FLOP that one value of a norm, an activation or an exponential is worth; a guess the fit
 mends."""
-_SEQUENCE_UNIT = 0.01
+_SEQUENCE_UNIT = 0.1
 _CLASSES: Mapping[type[spec.Op], str] = {
     spec.Attention: "attention",
     spec.LatentAttention: "attention",
