@@ -122,8 +122,8 @@ class StepPlan:
     neighbour computes its next block).
 
     Bounds that arrays may rely on: tokens <= max_tokens, num_logits <= max_logits,
-    samples / 2 + scores / 3 <= max_logits + slots, one slice a slot, and at most one block copied a
-    slot (pages_per_block copies a group).
+    samples / 2 + scores / 3 <= max(max_logits, slots), one slice a slot, and at most one block
+    copied a slot (pages_per_block copies a group).
     """
 
     id: int

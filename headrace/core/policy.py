@@ -22,20 +22,23 @@ def victim(running: Iterable[Sequence], better: Sequence) -> Sequence | None:
     return last if last.order > better.order else None
 
 
-def share(steady: int, others: bool, scoring: bool, knobs: Knobs, turn: int) -> int:
-    """How many of the `steady` sequences (one token and one row each) get their token now.
+def share(steady: int, others: list[Sequence], knobs: Knobs, max_samples: int, turn: int) -> int:
+    """How many of the `steady` sequences (a token, a row and a sample each) get their token now,
+    beside `others` that want something.
 
-    All of them as a rule. Where the step is too small, others that want more than a token keep a
-    quarter of its tokens and a row (a quarter of the rows if one of them scores), and a step too
-    small to be divided is given to both kinds in turn.
+    All of them as a rule. Where the step is too small, the others keep a quarter of its tokens, a
+    row (a quarter of the rows if one of them scores) and the samples of the largest birth; a step
+    too small to be divided is given to both kinds in turn.
     """
     budget = min(knobs.max_tokens, knobs.max_logits)
     if not others:
         return min(steady, budget)
+    scoring = any(sequence.score < sequence.prompt for sequence in others)
     tokens = max(1, min(knobs.chunk, knobs.max_tokens // 4))
     rows = max(1, knobs.max_logits // 4) if scoring else 1
-    left = max(0, min(knobs.max_tokens - tokens, knobs.max_logits - rows))
-    return min(steady, left or (turn % 2) * budget)
+    samples = max(len(sequence.owner.unborn) for sequence in others)
+    left = min(knobs.max_tokens - tokens, knobs.max_logits - rows, max_samples - samples)
+    return min(steady, left if left > 0 else (turn % 2) * budget)
 
 
 class Queue:

@@ -257,7 +257,7 @@ class Scheduler:
     def _renew(self, step: Step) -> None:
         step.tokens = self.knobs.max_tokens
         step.rows = self.knobs.max_logits
-        step.samples = self.knobs.max_logits + self.pool.slots
+        step.samples = max(self.knobs.max_logits, self.pool.slots)
         step.short = False
         step.plan.reasons.clear()
 
@@ -282,8 +282,7 @@ class Scheduler:
         """The steady sequences that this step serves: all, or those that have waited longest."""
         steady = self._steady
         wanting = [s for s in self._others if len(s.tokens) > s.scheduled]
-        scoring = any(s.score < s.prompt for s in wanting)
-        count = share(len(steady), bool(wanting), scoring, self.knobs, step.plan.id)
+        count = share(len(steady), wanting, self.knobs, step.samples, step.plan.id)
         if count < len(steady):
             for sequence in sorted(steady, key=lambda s: s.granted)[count:]:
                 step.plan.reasons.append((sequence.id, "budget"))
@@ -387,7 +386,8 @@ class Scheduler:
         """Cut a slice so that its logits rows and samples fit what is left of the step."""
         start = sequence.scheduled
         if sequence.score < sequence.prompt:
-            count = min(count, max(0, sequence.score - 1 - start) + step.rows)
+            rows = min(step.rows, step.samples)
+            count = min(count, max(0, sequence.score - 1 - start) + rows)
         end = start + count
         rows = _rows(sequence, start, end)
         samples = rows + max(0, len(sequence.owner.unborn) - 1)

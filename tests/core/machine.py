@@ -277,7 +277,7 @@ class Machine:
         assert all(1 <= count <= knobs.chunk for count in plan.counts)
         assert plan.num_logits == sum(plan.logits) <= knobs.max_logits
         samples = len(plan.samples) // 2 + len(plan.scores) // 3
-        assert samples <= knobs.max_logits + self.pool.slots
+        assert samples <= max(knobs.max_logits, self.pool.slots)
         assert len(set(plan.slots)) == len(plan.slots) == len(set(plan.sequences))
         rows: list[tuple[int, int]] = []
         at = 0
