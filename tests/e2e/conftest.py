@@ -31,7 +31,7 @@ class Server:
         assert found, f"{name} is not in /metrics"
         return sum(float(value) for value in found)
 
-    def settled(self, name: str, value: float, seconds: float = 5.0) -> float:
+    def settled(self, name: str, value: float, seconds: float = 20.0) -> float:
         """Wait until a metric has that value; returns what it was at the end."""
         end = time.monotonic() + seconds
         while (got := self.metric(name)) != value and time.monotonic() < end:
