@@ -12,6 +12,15 @@ from headrace.ops.spec import Backend, KVLayout, KVType
 F32 = npt.NDArray[np.float32]
 
 
+def cpu_levels() -> list[str]:
+    """Levels of the CPU back-end that run here; none where it is not built."""
+    try:
+        from headrace.ops.cpu import _native
+    except ImportError:
+        return []
+    return list(_native.levels())
+
+
 def layout_of(model: Model, dtype: KVType = "f32", block_size: int = 16) -> KVLayout:
     return KVLayout(model.groups, model.spec.kv_heads, model.spec.head_dim, block_size, dtype)
 

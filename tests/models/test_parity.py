@@ -8,10 +8,11 @@ import pytest
 
 from headrace.checkpoint import Checkpoint, open_checkpoint
 from headrace.ops.backends import open_backend
-from tests.models.forward import cut, logits, stream
+from tests.models.forward import cpu_levels, cut, logits, stream
 
 FAMILIES = Path(__file__).parent.parent / "golden" / "families"
 CASES = sorted(path.name for path in FAMILIES.iterdir())
+BACKENDS = ["reference auto", *(f"cpu {level}" for level in cpu_levels())]
 
 
 def checkpoint(case: str, folder: Path) -> Checkpoint:
@@ -23,24 +24,26 @@ def checkpoint(case: str, folder: Path) -> Checkpoint:
     return open_checkpoint(str(folder))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(case: str, backend: str, tmp_path: Path) -> None:
     golden = np.load(FAMILIES / case / "golden.npz")
     ids = golden["ids"].tolist()
     model = checkpoint(case, tmp_path).model(len(ids))
-    ours = logits(open_backend("reference"), model, ids, len(ids))
+    ours = logits(open_backend(*backend.split()), model, ids, len(ids))
     wanted = golden["logits"]
     error = np.abs(ours[golden["positions"]] - wanted).max() / np.abs(wanted).max()
     assert error < 1e-4
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES)
-def test_bits_do_not_depend_on_how_a_prompt_is_cut(case: str, tmp_path: Path) -> None:
+def test_bits_do_not_depend_on_how_a_prompt_is_cut(case: str, backend: str, tmp_path: Path) -> None:
     golden = np.load(FAMILIES / case / "golden.npz")
     ids = golden["ids"][:40].tolist()
     model = checkpoint(case, tmp_path).model(len(golden["ids"]))
-    backend = open_backend("reference")
-    whole = logits(backend, model, ids, len(ids))
+    runs = open_backend(*backend.split())
+    whole = logits(runs, model, ids, len(ids))
     for cuts in (cut(40, 1), [7, 1, 16, 16]):
-        pieces = np.concatenate(list(stream(backend, model, ids, cuts)))
+        pieces = np.concatenate(list(stream(runs, model, ids, cuts)))
         np.testing.assert_array_equal(pieces, whole)
