@@ -48,12 +48,15 @@ class BreakEven:
     verdicts: tuple[Verdict, ...]
 
 
-def break_even(model: PricedModel, device: Device, steps: StepModel) -> BreakEven:
-    """From the priced prefill of a device; its links are those of the table, and what was measured
-    here where the device is this machine."""
+def break_even(
+    model: PricedModel, device: Device, steps: StepModel, prefill: float | None = None
+) -> BreakEven:
+    """What each link would do. prefill: measured prompt tokens/s, else the priced ones. Links are
+    those of the table, and what was measured where the device is this machine."""
     prompt = min(PROMPT, model.max_positions)
-    seconds = _prefill_seconds(steps, prompt)
-    prefill = prompt / seconds
+    if prefill is None:
+        prefill = prompt / _prefill_seconds(steps, prompt)
+    seconds = prompt / prefill
     kv_bytes = model.kv_token_bytes()
     verdicts = []
     for name, speed in _links(device).items():

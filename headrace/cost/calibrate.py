@@ -70,10 +70,10 @@ def measure(
         else:
             _measure_numpy(number, slot, found)
     say("copies, disk and loopback")
-    found.copy = _copy(slot)
+    found.copy = copy_rate(slot)
     with tempfile.TemporaryDirectory() as folder:
         found.disk_write, found.disk_read = _disk(Path(folder))
-    found.loopback = _loopback()
+    found.loopback = loopback_rate()
     found.seconds = time.monotonic() - began
     return found
 
@@ -177,7 +177,8 @@ def _measure_numpy(threads: int, slot: float, found: Measured) -> None:
     found.rates.setdefault("f32", {})[str(threads)] = whole * share
 
 
-def _copy(slot: float) -> float:
+def copy_rate(slot: float) -> float:
+    """Bytes/s that one thread copies in memory, tried for `slot` seconds."""
     source = np.ones(_COPY_BYTES, np.uint8)
     target = np.empty_like(source)
     return _best_rate(_COPY_BYTES, slot, lambda: np.copyto(target, source))
@@ -203,7 +204,7 @@ def _disk(folder: Path) -> tuple[float, float]:
     return _DISK_BYTES / written, _DISK_BYTES / read
 
 
-def _loopback() -> float:
+def loopback_rate() -> float:
     """Bytes/s through a TCP connection to this machine, sender and receiver in one process each on
     a thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:
