@@ -1,0 +1,55 @@
+"""Tiny checkpoints through the whole engine: padding is never sampled, windows keep to their size,
+and every family answers the same alone, in a batch, with a cold and with a warm cache."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace import LLM, SamplingParams
+from headrace.errors import RequestError
+from tests.models.convert import convert
+from tests.models.forward import cpu_levels
+from tests.models.test_parity import FAMILIES
+
+BACKEND = "cpu" if cpu_levels() else "reference"
+
+
+def tiny(folder: Path, case: str, vocabulary: int) -> str:
+    path = folder / f"{case}.gguf"
+    convert(FAMILIES / case, FAMILIES / case / "model.safetensors", path, vocabulary=vocabulary)
+    return str(path)
+
+
+def test_padded_ids_are_never_sampled_nor_listed(tmp_path: Path) -> None:
+    """96 rows, 80 tokens (bugs.md, B070)."""
+    model = tiny(tmp_path, "llama", 80)
+    hot = SamplingParams(n=16, temperature=5.0, max_tokens=40, ignore_eos=True, logprobs=20, seed=7)
+    with LLM(model, backend=BACKEND, kv_cache_memory_bytes=1 << 20) as llm:
+        (output,) = llm.generate([[1, 2, 3]], hot)
+        ids = [token for choice in output.outputs for token in choice.token_ids]
+        assert len(ids) == 640
+        assert max(ids) < 80
+        assert len(set(ids)) > 60  # hot enough that padding would have shown
+        for choice in output.outputs:
+            listed = {token for entry in choice.logprobs for token, _ in entry.top}
+            assert max(listed) < 80
+        with pytest.raises(RequestError, match=r"token id 85 is outside the vocabulary \[0, 80\)"):
+            llm.generate([[1, 85]], SamplingParams())
+
+
+@pytest.mark.parametrize("case", ["gemma2", "gemma3", "mistral", "gpt2", "olmo2", "smollm3"])
+def test_the_same_answer_alone_together_and_from_the_cache(case: str, tmp_path: Path) -> None:
+    model = tiny(tmp_path, case, 96)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
+    common = [5 + i % 80 for i in range(50)]
+    prompts = [[*common, 7, i, i + 1] for i in range(6)]
+    options = {"backend": BACKEND, "kv_cache_memory_bytes": 2 << 20, "max_model_len": 128}
+
+    def tokens(llm: LLM, batch: list[list[int]]) -> list[list[int]]:
+        return [list(output.outputs[0].token_ids) for output in llm.generate(batch, params)]
+
+    with LLM(model, enable_prefix_caching=False, **options) as llm:
+        alone = [tokens(llm, [prompt])[0] for prompt in prompts]
+    with LLM(model, max_num_batched_tokens=32, **options) as llm:
+        assert tokens(llm, prompts) == alone
+        assert tokens(llm, prompts) == alone  # from a warm cache
