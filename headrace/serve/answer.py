@@ -5,7 +5,7 @@ import logging
 
 from headrace.errors import HeadraceError, RequestError
 from headrace.serve.choice import Piece
-from headrace.serve.http import FIRST_PING, EventStream, Exchange, error_body
+from headrace.serve.http import FIRST_PING, EventStream, Exchange, as_answer, error_body
 from headrace.serve.run import EngineFailure, Prompt, Run
 from headrace.serve.shapes import Shape
 
@@ -27,17 +27,20 @@ async def answer(exchange: Exchange, run: Run, shape: Shape, stream: EventStream
         await fail(exchange, stream, error)
 
 
-async def fail(exchange: Exchange, stream: EventStream | None, error: Exception) -> None:
+async def fail(
+    exchange: Exchange, stream: EventStream | None, error: EngineFailure | HeadraceError
+) -> None:
     """Tell the client of an error: as a status, or as an event once a stream has begun. Raises the
     error itself where that makes the status."""
     if not exchange.started:
         if isinstance(error, HeadraceError):
             raise error
-        code, field = getattr(error, "code", 500), getattr(error, "field", None)
-        await exchange.answer(code, error_body(str(error), code, field))
+        assert isinstance(error, EngineFailure)
+        await exchange.answer(error.code, error_body(str(error), error.code, error.field))
     elif stream is not None:
-        status = getattr(error, "code", 500)
-        body = error_body(str(error), status, getattr(error, "field", None))
+        body = as_answer(error)[1]
+        if isinstance(error, EngineFailure):
+            body = error_body(str(error), error.code, error.field)
         await stream.end(b"data: " + body + b"\n\n")
 
 

@@ -19,7 +19,9 @@ HEAD_SECONDS = 20.0
 LINGER_SECONDS = 1.0
 """How long a refused connection is still read, so that the client sees the answer."""
 SPARE_FILES = 64
-"""File handles that are kept for other things than connections."""
+"""File handles that are kept for other things than connections, and for those being refused."""
+CROWDED_SECONDS = 0.1
+"""As LINGER_SECONDS, where there are too many connections."""
 
 
 def raise_file_limit() -> int:
@@ -44,7 +46,7 @@ class Connection(HttpToolsProtocol):
         self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         if len(self.connections) > self.max_connections:
-            self._refuse(503, "too many connections")
+            self._refuse(503, "too many connections", CROWDED_SECONDS)
             return
         self._start_timer()
 
@@ -109,7 +111,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, linger: float = LINGER_SECONDS) -> None:
         """Answer without the application, and close soon."""
         self._refused = True
         self._stop_timer()
@@ -119,7 +121,7 @@ class Connection(HttpToolsProtocol):
             % len(body)
         )
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self.loop.call_later(linger, self.transport.close)
 
 
 def connection_class(max_connections: int) -> type[Any]:

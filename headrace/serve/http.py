@@ -55,7 +55,9 @@ def as_answer(error: Exception) -> tuple[int, bytes, list[Header]]:
         retry = str(max(1, round(error.retry_after))).encode()
         return error.code, error_body(str(error), error.code), [(b"retry-after", retry)]
     if isinstance(error, RequestError):
-        return error.code, error_body(str(error), error.code, error.field), []
+        # the rest of a body that is too long or too slow is not waited for
+        closing = [(b"connection", b"close")] if error.code in (408, 413) else []
+        return error.code, error_body(str(error), error.code, error.field), closing
     if isinstance(error, EngineDeadError):
         return 503, error_body(str(error), 503), []
     return 500, error_body("an internal error; the server's log has the details", 500), []
@@ -85,7 +87,7 @@ class Exchange:
 
     async def body(self) -> bytes:
         """The whole body. Raises RequestError 413 (too long) or 408 (too slow)."""
-        message = await self._message(None)
+        message = await self._message(BODY_SECONDS)
         part: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             return _bounded(part, len(part))
@@ -107,7 +109,7 @@ class Exchange:
             parts.clear()
         return _bounded(b"".join(parts), size)
 
-    async def _message(self, limit: float | None) -> MutableMapping[str, Any]:
+    async def _message(self, limit: float) -> MutableMapping[str, Any]:
         try:
             async with asyncio.timeout(limit):
                 message = await self._receive()

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -103,6 +103,7 @@ class ApiProcess:
             )
         )
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_tell)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         url = address(self._listener)
@@ -198,6 +199,14 @@ class ApiProcess:
         self._server.force_exit = True
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what no one awaited; running out of file handles is one line, not a traceback."""
+    if str(context.get("message")).startswith("socket.accept() out of system resource"):
+        log.warning("no file handle is left for a connection; raise the limit (ulimit -n)")
+    else:
+        loop.default_exception_handler(context)
 
 
 def _template_source(path: str | None) -> str | None:

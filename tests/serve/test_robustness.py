@@ -147,11 +147,14 @@ def test_a_long_body_over_a_socket(site: Site, monkeypatch) -> None:
         assert is_well(url)
 
 
-def test_a_body_that_trickles_is_cut_off(site: Site, monkeypatch) -> None:
+@pytest.mark.parametrize("start", [b"", b"{"])
+def test_a_body_that_trickles_is_cut_off(site: Site, monkeypatch, start: bytes) -> None:
     monkeypatch.setattr(http, "BODY_SECONDS", 0.3)
     with serving(site) as url, connected(url) as wire:
-        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
-        answer = wire.recv(65536)
+        wire.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + start
+        )
+        answer = b"".join(iter(lambda: wire.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert is_well(url)
 
