@@ -119,6 +119,15 @@ class Metrics(Collector):
         self._n.observe(n)
         self._max_tokens.observe(max_tokens)
 
+    def prompted(self, tokens: int, cached: int) -> None:
+        """A prompt was computed, `cached` of its tokens from the cache."""
+        self._prompt_tokens += tokens
+        self._cached_tokens += cached
+
+    def generated(self, tokens: int) -> None:
+        """Tokens came out."""
+        self._generation_tokens += tokens
+
     def first_token(self, seconds: float) -> None:
         """The first output of a request, after `seconds` at the door."""
         for histogram in self._first:
@@ -150,9 +159,6 @@ class Metrics(Collector):
         self._generation.observe(seen.generation_tokens)
         self._computed.observe(seen.prompt_tokens - seen.cached_tokens)
         self._preemptions.observe(seen.preemptions)
-        self._prompt_tokens += seen.prompt_tokens
-        self._generation_tokens += seen.generation_tokens
-        self._cached_tokens += seen.cached_tokens
         reason = seen.finish if seen.finish in self._finished else "error"
         self._finished[reason] += 1
 
@@ -233,13 +239,15 @@ class Metrics(Collector):
             ("headrace:copied_tokens", "KV rows copied", "copied_tokens"),
             ("headrace:steps", "forward passes", "steps"),
             ("headrace:mask_seconds", "seconds of making grammar masks", "mask_seconds"),
-            ("headrace:mask_hidden_seconds", "of these, hidden behind the forward pass",
-             "mask_hidden_seconds"),
-            ("headrace:jump_tokens", "grammar tokens appended without sampling", "jump_tokens"),
-            ("headrace:beam_saved_pages", "KV pages that beams shared", "beam_saved_pages"),
+            ("headrace:forced_tokens", "grammar tokens appended without sampling", "forced_tokens"),
         ):  # fmt: skip
             if key in stats or not name.startswith("headrace:"):
                 yield self._counter(name, text, self._counted(key, stats))
+        if "mask_seconds" in stats:
+            hidden = stats["mask_seconds"] - stats.get("mask_exposed_seconds", 0.0)
+            text = "seconds of making grammar masks behind the forward pass"
+            counted = self._counted("mask_hidden_seconds", {"mask_hidden_seconds": hidden})
+            yield self._counter("headrace:mask_hidden_seconds", text, counted)
         reasons = CounterMetricFamily(
             "vllm:request_success", "requests by the way they ended",
             labels=[*self._labels, "finished_reason"],

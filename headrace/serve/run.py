@@ -38,6 +38,7 @@ class Prompt:
     submit: Submit
     choices: list[Choice]
     cached_tokens: int = 0
+    seen: bool = False
     scores: tuple[Logprob | None, ...] | None = None
     cumulative: dict[int, float] = field(default_factory=dict)
     last_output: dict[int, float] = field(default_factory=dict)
@@ -176,8 +177,12 @@ class Run:
         return step
 
     def _observe(self, prompt: Prompt, output: Output, now: float) -> None:
+        if not prompt.seen:
+            prompt.seen = True
+            self._metrics.prompted(len(prompt.submit.prompt), output.cached_tokens)
         if not output.tokens:
             return
+        self._metrics.generated(len(output.tokens))
         last = prompt.last_output.get(output.index)
         if last is not None:
             self._metrics.inter_token(now - last)

@@ -121,9 +121,9 @@ def test_observations_add_up() -> None:
     metrics = Metrics("m", dict)
     for finish in ("stop", "length", "abort", "strange"):
         metrics.finished(Observation(0.1, 0.2, 0.9, 40, 10, 16, 1, finish))
-    assert total(metrics, "vllm:prompt_tokens_total") == 160
-    assert total(metrics, "vllm:prompt_tokens_cached_total") == 64
-    assert total(metrics, "vllm:generation_tokens_total") == 40
+    assert total(metrics, "vllm:request_prompt_tokens_sum") == 160
+    assert total(metrics, "vllm:request_generation_tokens_sum") == 40
+    assert total(metrics, "vllm:request_prefill_kv_computed_tokens_sum") == 96
     assert total(metrics, "vllm:request_success_total", finished_reason="stop") == 1
     assert total(metrics, "vllm:request_success_total", finished_reason="error") == 1
     assert total(metrics, "vllm:request_queue_time_seconds_count") == 4
@@ -135,8 +135,13 @@ async def test_requests_at_the_door_are_measured(site: Site) -> None:
     from headrace.errors import OverloadError
 
     count = len(site.tokenizer.encode("Hello world.")) + 1
+    site.engine.cached_tokens = 2
     await site.complete(n=2, stream=True)
     await site.chat()
+    assert total(site.metrics, "vllm:generation_tokens_total") == 3 * count
+    assert total(site.metrics, "vllm:prompt_tokens_cached_total") == 4
+    prompts = sum(len(submit.prompt) for submit in site.engine.submits)
+    assert total(site.metrics, "vllm:prompt_tokens_total") == prompts
     assert total(site.metrics, "vllm:time_to_first_token_seconds_count") == 2
     assert total(site.metrics, "vllm:inter_token_latency_seconds_count") == 3 * (count - 1)
     assert total(site.metrics, "vllm:e2e_request_latency_seconds_count") == 2
