@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from headrace.core.prefix import pack
 from headrace.core.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _check_sequence(memory: "Memory", sequence: Sequence) -> None:
         _check_kept(memory, sequence, group)
         for index, node in enumerate(nodes[1:]):
             assert node.parent is nodes[index], f"{name}: broken path"
-            assert node.tokens == tuple(sequence.tokens[index * size : (index + 1) * size])
+            assert node.tokens == pack(sequence.tokens[index * size : (index + 1) * size])
             assert table[index] in (-1, node.blocks[group]), f"{name}: block {index} is another's"
         for block in table[sequence.scheduled // size :]:
             assert memory.pool.owner[block] is None, f"{name}: writes into the tree"

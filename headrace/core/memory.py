@@ -14,7 +14,7 @@ For every index below `len(nodes) - 1` its table holds the node's own block (or 
 
 from headrace.core.blocks import Pool
 from headrace.core.plan import Copy, PoolConfig, StepPlan
-from headrace.core.prefix import GONE, Node, Tree
+from headrace.core.prefix import GONE, Node, Tree, pack
 from headrace.core.sequence import Match, Sequence
 
 NOTHING = Match([], None, 0)
@@ -86,7 +86,7 @@ class Memory:
         path: list[Node] = []
         last = node
         while start + size <= limit:
-            child = self.tree.find(last, tuple(tokens[start : start + size]))
+            child = self.tree.find(last, pack(tokens[start : start + size]))
             if child is None:
                 break
             path.append(child)
@@ -97,7 +97,7 @@ class Memory:
             start = (have + len(path)) * size
             last = path[-1] if path else node
         if limit > start and (path or sequence.scheduled == start):
-            source, rows = self.tree.nearest(last, tuple(tokens[start : min(limit, start + size)]))
+            source, rows = self.tree.nearest(last, pack(tokens[start : min(limit, start + size)]))
             if rows:
                 return Match(path, source, rows)
         return Match(path, None, 0) if path else NOTHING
@@ -212,18 +212,17 @@ class Memory:
         sequence.scheduled += rows
         sequence.room = (index + 1) * self.size
 
-    def follows(self, sequence: Sequence, plan_id: int) -> bool:
+    def follows(self, sequence: Sequence, running: dict[int, Sequence], plan_id: int) -> bool:
         """Whether the sequence's next block is being filled by a neighbour that got a slice in this
         plan: then it waits for the block instead of computing it again."""
         node = sequence.nodes[-1]
         start = (len(sequence.nodes) - 1) * self.size
         end = start + self.size
-        leader = node.filling
+        leader = running.get(node.filling)
         return (
             leader is not None
             and leader is not sequence
             and leader.granted == plan_id
-            and leader.slot >= 0
             and leader.nodes[-1] is node
             and sequence.scheduled == start
             and end <= sequence.reusable
@@ -345,7 +344,7 @@ class Memory:
         """Make the first unpublished block a node. False if the tree has one with its tokens."""
         index = len(sequence.nodes) - 1
         parent = sequence.nodes[-1]
-        tokens = tuple(sequence.tokens[index * self.size : (index + 1) * self.size])
+        tokens = pack(sequence.tokens[index * self.size : (index + 1) * self.size])
         if self.tree.find(parent, tokens) is not None:
             return False
         node = self.tree.insert(parent, tokens, [table[index] for table in sequence.blocks])
@@ -371,7 +370,7 @@ class Memory:
                 nodes[-1].computed = True
                 continue
             index = len(nodes) - 1
-            tokens = tuple(sequence.tokens[index * size : (index + 1) * size])
+            tokens = pack(sequence.tokens[index * size : (index + 1) * size])
             node = self.tree.find(nodes[-1], tokens)
             assert node is not None
             self.tree.attach(node)
@@ -429,7 +428,7 @@ class Memory:
             and all(block >= 0 and self.pool.refs[block] == 1 for block in last)
         ):
             self.tree.leave(
-                sequence.nodes[-1], tuple(sequence.tokens[start : start + rows]), list(last)
+                sequence.nodes[-1], pack(sequence.tokens[start : start + rows]), list(last)
             )
         for group, table in enumerate(sequence.blocks):
             for block in table[length:]:

@@ -1,7 +1,8 @@
 """The prefix index: a tree of blocks in which equal prefixes meet.
 
-A node stands for one block of tokens after its parent's; its root is a namespace. Children are kept
-in order of their tokens, so that the exact child and the child with the longest common prefix are
+A node stands for one block of tokens after its parent's; its root is a namespace. Tokens are kept
+as the bytes of 32-bit ids (`pack`), a tenth of a tuple's memory. Children are kept in order of
+these bytes, so that the exact child and the child with the longest common prefix are
 neighbours of one bisection; tokens are compared, never a digest. A *full* node holds block_size
 tokens and may have children; a *leaf* with fewer tokens is what a finished sequence leaves of its
 last block, good for copying rows.
@@ -16,39 +17,44 @@ such a block goes alone. The heap of candidates is invalidated lazily: an entry 
 serial number is the one noted at the node (or at the block).
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
 from headrace.core.blocks import Pool
 
-if TYPE_CHECKING:
-    from headrace.core.sequence import Sequence
+WIDTH = 4
+"""Bytes of a packed token."""
 
 GONE = -1
 """Stamp of a node that left the tree; a block id of a group whose block left a node."""
 
 
+def pack(tokens: list[int]) -> bytes:
+    """Tokens as the tree keeps them. Ids have at most 31 bits, as in an engine's arrays."""
+    return array("i", tokens).tobytes()
+
+
 class Node:
     """A block in the tree. keys: the children's tokens, sorted; children: in the same order.
-    blocks: one per group, -1 where it is gone. filling: the sequence that last left a block half
-    written below this node (a hint, see `Memory.follows`). tick, stamp: for eviction."""
+    blocks: one per group, -1 where it is gone. filling: id of the sequence that last left a block
+    half written below this node (a hint, see `Memory.follows`). tick, stamp: for eviction."""
 
     __slots__ = (
         "blocks", "children", "computed", "filling", "keys", "parent", "stamp", "tick", "tokens",
         "users",
     )  # fmt: skip
 
-    def __init__(self, parent: "Node | None", tokens: tuple[int, ...], blocks: list[int]) -> None:
+    def __init__(self, parent: "Node | None", tokens: bytes, blocks: list[int]) -> None:
         self.parent = parent
         self.tokens = tokens
         self.blocks = blocks
-        self.keys: list[tuple[int, ...]] = []
+        self.keys: list[bytes] = []
         self.children: list[Node] = []
         self.users = 0
         self.computed = False
-        self.filling: Sequence | None = None
+        self.filling = -1
         self.tick = 0
         self.stamp = 0
 
@@ -59,7 +65,7 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: tuple[str, ...]) -> None:
-        super().__init__(None, (), [])
+        super().__init__(None, b"", [])
         self.namespace = namespace
         self.computed = True
 
@@ -90,7 +96,7 @@ class Tree:
             root = self.roots[namespace] = Root(namespace)
         return root
 
-    def find(self, parent: Node, tokens: tuple[int, ...]) -> Node | None:
+    def find(self, parent: Node, tokens: bytes) -> Node | None:
         """The child with exactly these tokens."""
         keys = parent.keys
         index = bisect_left(keys, tokens)
@@ -98,7 +104,7 @@ class Tree:
             return parent.children[index]
         return None
 
-    def nearest(self, parent: Node, tokens: tuple[int, ...]) -> tuple[Node | None, int]:
+    def nearest(self, parent: Node, tokens: bytes) -> tuple[Node | None, int]:
         """The computed child that agrees with the most leading tokens, and how many. Children that
         lost a block do not count. Ties go to the nearest, the lower one first."""
         keys = parent.keys
@@ -115,7 +121,7 @@ class Tree:
                     found, most = child, common
         return found, most
 
-    def insert(self, parent: Node, tokens: tuple[int, ...], blocks: list[int]) -> Node:
+    def insert(self, parent: Node, tokens: bytes, blocks: list[int]) -> Node:
         """A new child that owns `blocks`; the caller made sure that there is none with these
         tokens. A leaf that it continues is forgotten."""
         node = Node(parent, tokens, blocks)
@@ -134,7 +140,7 @@ class Tree:
                 owner[block] = node
         return node
 
-    def leave(self, parent: Node, tokens: tuple[int, ...], blocks: list[int]) -> bool:
+    def leave(self, parent: Node, tokens: bytes, blocks: list[int]) -> bool:
         """Keep a partly filled block as a leaf, unless a child has its rows anyway. The caller
         drops its reference afterwards either way. True when it was kept."""
         index = bisect_left(parent.keys, tokens)
@@ -335,8 +341,9 @@ class Tree:
         assert node.keys == [child.tokens for child in node.children]
         for child in node.children:
             assert child.parent is node
-            assert 1 <= len(child.tokens) <= self.size
-            assert node.parent is None or len(node.tokens) == self.size, "a leaf has children"
+            assert WIDTH <= len(child.tokens) <= WIDTH * self.size
+            full = node.parent is None or len(node.tokens) == WIDTH * self.size
+            assert full, "a leaf has children"
         if node.parent is None:
             return
         for group, block in enumerate(node.blocks):
@@ -362,11 +369,10 @@ def _walk(root: Node) -> Iterator[Node]:
         stack.extend(node.children)
 
 
-def _common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+def _common(left: bytes, right: bytes) -> int:
     """How many leading tokens agree."""
-    count = 0
-    for first, second in zip(left, right, strict=False):
-        if first != second:
-            return count
-        count += 1
-    return count
+    length = min(len(left), len(right))
+    differ = int.from_bytes(left[:length], "little") ^ int.from_bytes(right[:length], "little")
+    if not differ:
+        return length // WIDTH
+    return ((differ & -differ).bit_length() - 1) // (8 * WIDTH)

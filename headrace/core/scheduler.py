@@ -348,7 +348,7 @@ class Scheduler:
             step.plan.reasons.append((sequence.id, "budget"))
             return
         self._take(sequence, self.memory.match(sequence), step)
-        if self.memory.follows(sequence, step.plan.id):
+        if self.memory.follows(sequence, self.running, step.plan.id):
             step.plan.reasons.append((sequence.id, "prefix"))
             return
         start = sequence.scheduled
@@ -367,14 +367,16 @@ class Scheduler:
         sequence.scheduled = end = start + count
         sequence.granted = step.plan.id
         self.memory.publish(sequence, step)
-        sequence.nodes[-1].filling = sequence
+        sequence.nodes[-1].filling = sequence.id
         if start < sequence.highest:
             self._stats.recomputed_tokens += min(end, sequence.highest) - start
         step.slices.append((sequence, start, end))
         rows = _rows(sequence, start, end)
         step.tokens -= count
         step.rows -= rows
-        step.samples -= rows + max(0, len(sequence.owner.unborn) - 1 if rows else 0)
+        step.samples -= rows
+        if end == len(sequence.tokens):
+            step.samples -= max(0, len(sequence.owner.unborn) - 1)
 
     def _take(self, sequence: Sequence, match: Match, step: Step) -> None:
         gained = self.memory.take(sequence, match, step)

@@ -95,7 +95,7 @@ class Soak:
         scheduler = machine.scheduler
         roll = draw.random()
         living = [s for owner in scheduler._owners.values() for s in owner.living if not s.ended]
-        if roll < 0.12:
+        if roll < 0.12 and scheduler.queue.length < 8:
             machine.add(self.request())
         elif roll < 0.14 and living:
             machine.abort(draw.choice(living).request)
