@@ -18,9 +18,9 @@ from headrace.config import EngineConfig
 from headrace.engine.load import usable_cores
 from headrace.engine.memory import human, make_plan
 from headrace.errors import HeadraceError
-from headrace.models.inspect import Report, inspect_checkpoint
+from headrace.models.inspect import Report, WeightRow, inspect_checkpoint
 from headrace.ops.backends import open_backend
-from headrace.ops.spec import KVType
+from headrace.ops.spec import Backend, KVType
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(asdict(report), indent=1) + "\n")
         return 0
     console = Console(highlight=False)
-    show(console, report, f"{backend.name} {backend.level}", checkpoint)
+    show(console, report, backend, checkpoint)
     try:
         plan = make_plan(config, checkpoint.model(config.max_model_len), backend, threads)
     except HeadraceError as error:
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def show(console: Console, report: Report, backend: str, checkpoint: Checkpoint) -> None:
+def show(console: Console, report: Report, backend: Backend, checkpoint: Checkpoint) -> None:
     """Print the parts of a report as tables."""
     console.print(f"[bold]{escape(report.name)}[/bold]  {escape(str(checkpoint.path))}")
     for name, value in (*report.facts, *_text_facts(checkpoint)):
@@ -82,11 +82,11 @@ def show(console: Console, report: Report, backend: str, checkpoint: Checkpoint)
     )  # fmt: skip
     _table(
         console,
-        f"How they run on {backend}",
-        ("weight", "count", "shape", "types", "bytes", "op"),
+        f"How they run on {backend.name} {backend.level}",
+        ("weight", "count", "shape", "types", "bytes", "layout", "op"),
         [
             (row.kind, str(row.count), " x ".join(map(str, row.shape)),
-             " + ".join(dict.fromkeys(row.formats)), human(row.nbytes),
+             " + ".join(dict.fromkeys(row.formats)), human(row.nbytes), _layout(backend, row),
              row.declined or ", ".join(row.ops))
             for row in report.weights
         ],
@@ -101,6 +101,16 @@ def show(console: Console, report: Report, backend: str, checkpoint: Checkpoint)
             for row in report.groups
         ],
     )  # fmt: skip
+
+
+def _layout(backend: Backend, row: WeightRow) -> str:
+    """How a matrix lies in memory: nibbles (n4) or bytes (b8), values a scale (g), type of scales,
+    and whether there are minima."""
+    if backend.name != "cpu" or len(row.shape) < 2 or row.declined:
+        return "f32" if row.declined is None else ""
+    from headrace.ops.cpu import _native
+
+    return " + ".join(dict.fromkeys(str(_native.layout(form)) for form in row.formats))
 
 
 def _text_facts(checkpoint: Checkpoint) -> list[tuple[str, str]]:
@@ -123,7 +133,7 @@ def _table(
 ) -> None:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2))
     for index, column in enumerate(columns):
-        numeric = column not in ("type", "weight", "shape", "types", "op", "group")
+        numeric = column not in ("type", "weight", "shape", "types", "layout", "op", "group")
         justify: Literal["right", "left"] = "right" if numeric and index else "left"
         table.add_column(column, justify=justify, no_wrap=index == 0)
     for row in rows:
