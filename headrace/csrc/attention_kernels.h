@@ -31,6 +31,11 @@ constexpr int together(int queries, int vectors) {
   return count;
 }
 
+// Tiles ahead of the one in use that few queries ask of the memory; many queries wait for arithmetic.
+// Lists of tiles go on for as many entries, whatever these point to.
+constexpr int kAhead = 8;
+constexpr bool fetches(int queries) { return 2 * queries <= kQueries; }
+
 // sum[i][v] += x(i) * y(v). The shorter side is held in registers, the longer one passes through.
 template <int Q, int V, class X, class Y>
 HR_INLINE void accumulate(F (&sum)[Q][V], const X &x, const Y &y) {
@@ -61,6 +66,8 @@ HR_INLINE void score_some(const float *q, int dim, const T *const *tiles, float 
     const auto key = [&](int v) {
       return load(tiles[v / kTileVectors] + d * kTile + v % kTileVectors * W);
     };
+    if (fetches(Q))
+      for (int n = 0; n < N; n++) __builtin_prefetch(tiles[N + n] + d * kTile);
     accumulate<Q, V>(sum, [&](int i) { return set(q[d * Q + i]); }, key);
   }
   for (int i = 0; i < Q; i++)
@@ -86,9 +93,12 @@ HR_INLINE void weigh_columns(const float *weights, const T *const *tiles, int di
   for (int j = begin; j < end;) {
     const T *v = tiles[j / kTile] + (j % kTile) * dim + column;
     const int stop = (j / kTile + 1) * kTile < end ? (j / kTile + 1) * kTile : end;
-    for (; j < stop; j++, v += dim)
+    const T *next = tiles[j / kTile + 2] + (j % kTile) * dim + column;
+    for (; j < stop; j++, v += dim, next += dim) {
+      if (fetches(Q)) __builtin_prefetch(next);
       accumulate<Q, N>(sum, [&](int i) { return set(weights[i * kScoreStride + j]); },
                        [&](int c) { return load(v + c * W); });
+    }
   }
   for (int i = 0; i < Q; i++)
     for (int c = 0; c < N; c++) store(out + i * stride + column + c * W, sum[i][c]);

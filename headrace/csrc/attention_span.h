@@ -32,7 +32,7 @@ struct Seen {
 // be gone. With a window they are two runs, the kept-first tokens and the windows, one where they meet.
 template <class T>
 struct Tiles {
-  const T *k[kSpanTiles], *v[kSpanTiles];
+  const T *k[kSpanTiles + kAhead], *v[kSpanTiles + kAhead];
   const float *k_scale[kSpanTiles], *v_scale[kSpanTiles];
   int count;  // tiles in all
   int kept;   // tiles of the first run, which starts where the span does
@@ -65,6 +65,12 @@ struct Visibility {
     out.count = 0;
     for (int p = begin; p < begin + out.kept * kTile; p += kTile) add(kv, table, layer, head, p, out);
     for (int p = out.start; p < end; p += kTile) add(kv, table, layer, head, p, out);
+    if (out.count == 0) return;
+    // What the kernels fetch ahead: V behind K, nothing new behind V.
+    for (int i = 0; i < kAhead; i++) {
+      out.k[out.count + i] = out.v[i < out.count ? i : 0];
+      out.v[out.count + i] = out.v[0];
+    }
   }
 
   // What the query at `position` sees of the span at `begin`.
