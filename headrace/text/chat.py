@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import RequestError
-from headrace.text.template import ChatTemplate
+from headrace.text.template import OWN_VARIABLES, ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 from headrace.text.toolprompt import as_text
 
@@ -65,6 +65,11 @@ def render_text(
     """The conversation as the template writes it. Raises RequestError ('messages')."""
     talk = normalize_messages(messages, template)
     talk = as_text(talk, tools or (), template.source, template.mentions("tool"))
+    for name in kwargs or ():
+        if name in OWN_VARIABLES:
+            raise RequestError(
+                "chat_template_kwargs", f"chat_template_kwargs: {name} is a field of the request"
+            )
     variables = {
         **(kwargs or {}),
         "tools": list(tools) if tools else None,

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,27 @@ def test_broken_template_is_an_error_only_when_used(
         "{% for i in range(99) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
         "{{ 'a' * 10 ** 10 }}",
         "{{ 10 ** 10 ** 10 }}",
+        "{{ 'x' | center(999999999) }}",
+        "{{ 'x'.ljust(999999999) }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ '{:>{}}'.format(1, 999999999) }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ messages | tojson(indent=99999999) }}",
+        "{{ [1] | batch(999999999, 'x') | list }}",
+        "{{ 1.5 | round(99999999, 'ceil') }}",
+        "{{ lipsum(n=99999) }}",
+        "{% set s = 'a' * 30000 %}{{ s.replace('a', s) }}",
+        "{% set s = 'a' * 30000 %}{{ s | replace('a', s) }}",
+        "{% set s = 'a' * 100000 %}{{ range(99999) | join(s) }}",
+        "{% set l = ['a' * 1000000] * 1000 %}{{ l }}",
+        "{% set l = ['a' * 1000000] * 1000 %}{{ '' ~ l }}",
+        "{% set l = ['a' * 1000000] * 1000 %}{{ '{}'.format(l) }}",
+        "{{ ('a' * 10000000) | list | map('string') | list | length }}",
+        "{% set ns = namespace(x=10) %}"
+        "{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+        "x" * 3_000_000,
         "{{ '%1000000000d' % 1 }}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ messages.__class__.__mro__ }}",
@@ -208,10 +230,24 @@ def test_broken_template_is_an_error_only_when_used(
 )
 def test_hostile_templates_end(source: str) -> None:
     start = time.perf_counter()
-    with pytest.raises(RequestError, match="the chat template") as caught:
+    with pytest.raises(RequestError, match="chat template") as caught:
         render_text(ChatTemplate(source), USER)
     assert caught.value.code == 400
     assert time.perf_counter() - start < 10
+
+
+def test_extra_variables_reach_the_template_and_replace_none_of_ours() -> None:
+    chat = ChatTemplate("{{ messages | length }}{{ thinking }}")
+    assert render_text(chat, USER, kwargs={"thinking": "on"}) == "1on"
+    with pytest.raises(RequestError, match="messages is a field") as caught:
+        render_text(chat, USER, kwargs={"messages": []})
+    assert caught.value.field == "chat_template_kwargs"
+
+
+def test_renderings_in_threads_have_budgets_of_their_own() -> None:
+    chat = ChatTemplate("{% for i in range(50000) %}{% set x = i %}{% endfor %}done")
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(lambda _: render_text(chat, USER), range(30))) == {"done"}
 
 
 def test_continuing_needs_no_new_turn() -> None:
