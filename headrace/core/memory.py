@@ -204,7 +204,7 @@ class Memory:
         self.copied_tokens += rows
         index = len(sequence.blocks[0])
         for group, block in enumerate(source.blocks):
-            fresh = self._fresh(group)
+            (fresh,) = self._fresh(group, 1)
             self._copy(block, fresh, group, rows, draft.plan)
             sequence.blocks[group].append(fresh)
         self._set_table(sequence, index, draft.plan)
@@ -256,7 +256,7 @@ class Memory:
         count = -(-end // self.size) - length
         if count > 0:
             for group, table in enumerate(sequence.blocks):
-                table.extend([self._fresh(group) for _ in range(count)])
+                table.extend(self._fresh(group, count))
             self._keep_promise(sequence, count)
         self._set_table(sequence, changed, draft.plan)
         sequence.room = len(sequence.blocks[0]) * self.size
@@ -279,17 +279,19 @@ class Memory:
         self.copied_tokens += rows
         for group, table in enumerate(sequence.blocks):
             block = table[index]
-            fresh = self._fresh(group)
+            (fresh,) = self._fresh(group, 1)
             table[index] = fresh
             if rows:
                 self._copy(block, fresh, group, rows, draft.plan)
             draft.shared.append((group, block))
             self._copied[block] = self._copied.get(block, 0) + 1
 
-    def _fresh(self, group: int) -> int:
-        while len(self.pool.free) < self.pages_per_block[group]:
+    def _fresh(self, group: int, count: int) -> list[int]:
+        pool = self.pool
+        pages = count * self.pages_per_block[group]
+        while len(pool.free) < pages:
             self.tree.evict()
-        return self.pool.take(group)
+        return [pool.take(group) for _ in range(count)]
 
     def _trim(self, sequence: Sequence) -> None:
         """Drop the blocks that no query from `computed` on will see."""
@@ -315,16 +317,23 @@ class Memory:
         pairs = zip(self.pool.pages(source, group), self.pool.pages(target, group), strict=True)
         plan.copies.extend(Copy(old, new, 0, rows) for old, new in pairs)
 
-    def _set_table(self, sequence: Sequence, index: int, plan: StepPlan) -> None:
-        """Write the table entries from block `index` on into the plan."""
+    def _set_table(
+        self, sequence: Sequence, start: int, plan: StepPlan, end: int | None = None
+    ) -> None:
+        """Write the table entries of the blocks [start, end) into the plan."""
         slot = sequence.slot
         out = plan.table
         for group, table in enumerate(sequence.blocks):
             row = self._rows[group]
-            for place in range(index, len(table)):
-                if table[place] >= 0:
-                    for offset, page in enumerate(self.pool.pages(table[place], group)):
-                        out += (slot, row + offset, place, page)
+            single = self.pages_per_block[group] == 1
+            for index, block in enumerate(table[start:end], start):
+                if block < 0:
+                    continue
+                if single:
+                    out += (slot, row, index, block)
+                    continue
+                for offset, page in enumerate(self.pool.pages(block, group)):
+                    out += (slot, row + offset, index, page)
 
     # Sharing
 
@@ -387,13 +396,7 @@ class Memory:
                 table[index] = block
                 self.tree.drop(own, group)
             self.tree.expose(node)
-            self._set_entry(sequence, index, draft.plan)
-
-    def _set_entry(self, sequence: Sequence, index: int, plan: StepPlan) -> None:
-        for group, table in enumerate(sequence.blocks):
-            if table[index] >= 0:
-                for offset, page in enumerate(self.pool.pages(table[index], group)):
-                    plan.table += (sequence.slot, self._rows[group] + offset, index, page)
+            self._set_table(sequence, index, draft.plan, index + 1)
 
     def share(self, parent: Sequence, child: Sequence, draft: Draft) -> None:
         """Give `child`, which has a slot and no blocks, every block of `parent`. Nothing of the

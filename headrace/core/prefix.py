@@ -254,7 +254,7 @@ class Tree:
                 node.blocks[group] = GONE
                 del self._stamps[block]
                 self.pool.evict(block, group)
-                if not node.users and not node.children and self._hollow(node):
+                if not node.users and not node.children and max(node.blocks) < 0:
                     self.remove(node)
             return
         raise AssertionError("pages are counted as evictable but nothing can be evicted")
@@ -286,7 +286,7 @@ class Tree:
             if node.parent is None:
                 self._prune(node)
                 return
-            if not self._hollow(node):
+            if max(node.blocks) >= 0:
                 self._offer(node, node.tick)
                 return
             parent = node.parent
@@ -297,9 +297,6 @@ class Tree:
         assert isinstance(root, Root)
         if not root.users and not root.children:
             del self.roots[root.namespace]
-
-    def _hollow(self, node: Node) -> bool:
-        return all(block < 0 for block in node.blocks)
 
     def _offer(self, node: Node, tick: int) -> None:
         self._serial += 1

@@ -401,7 +401,12 @@ class Scheduler:
         """Start waiting sequences in order, while there are slots, tokens and pages."""
         memory = self.memory
         spare = int(self.knobs.watermark * self.pool.num_pages)
-        while step.tokens > 0 and self._slots and len(self.running) < self.knobs.max_sequences:
+        while (
+            step.tokens > 0
+            and not step.short
+            and self._slots
+            and len(self.running) < self.knobs.max_sequences
+        ):
             sequence = self.queue.peek()
             if sequence is None:
                 return

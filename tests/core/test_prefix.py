@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.core.plan import Group, Knobs, PoolConfig, Request
@@ -45,7 +45,7 @@ def common(left: list[int], right: list[int]) -> int:
     return count
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(1, 5),
     st.sampled_from(GROUPS),

@@ -1,7 +1,7 @@
 """Random operations with every check after every one. The full size: python -m tests.core.soak."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.core.soak import Soak, soak
@@ -31,7 +31,11 @@ class Scripted:
         return self.data.draw(st.sampled_from(options))  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(st.data())
 def test_any_operations(data: st.DataObject) -> None:
     state = Soak(Scripted(data))  # type: ignore[arg-type]
