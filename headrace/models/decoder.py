@@ -30,8 +30,9 @@ def program(spec: ModelSpec, rope_scales: dict[str, float]) -> Program:
         branch, "final_norm", spec.norm_eps, residual=residual, residual_scale=spec.residual_scale,
         norm=spec.norm, bias="final_norm_bias" if spec.norm_bias else None,
     )  # fmt: skip
+    table = "embed" if spec.tied else "logits"
     logits = build.logits(
-        hidden, "logits", spec.vocabulary, scale=spec.logit_scale, softcap=spec.logit_softcap,
+        hidden, table, spec.vocabulary, scale=spec.logit_scale, softcap=spec.logit_softcap,
         bias="logits_bias" if spec.logit_bias else None,
     )  # fmt: skip
     return build.finish(hidden, logits)

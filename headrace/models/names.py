@@ -170,11 +170,10 @@ def _parts(
     prefix: str,
     source: str,
 ) -> tuple[Tensor, ...]:
-    wanted = "embed" if name == "logits" and spec.tied else name
-    match = _LAYER.fullmatch(wanted)
+    match = _LAYER.fullmatch(name)
     table = naming.layer if match else naming.top
     place = prefix + (naming.layer_prefix.format(match[1]) if match else "")
-    short = match[2] if match else wanted
+    short = match[2] if match else name
     stem = short.removesuffix("_bias")
     suffix = ".bias" if stem != short else ".weight"
     if stem not in table:

@@ -27,8 +27,8 @@ def test_bytes_add_up(gemma: Path) -> None:
     assert sum(row.tensors for row in report.formats) == len(checkpoint.tensors)
     once = {row.kind: row for row in report.weights}
     ropes = once["rope.global"].nbytes + once["rope.local"].nbytes
-    shared = once["logits"].nbytes  # the embedding, listed under both names
-    assert sum(row.nbytes for row in report.weights) == report.nbytes + ropes + shared
+    assert sum(row.nbytes for row in report.weights) == report.nbytes + ropes
+    assert once["embed"].ops == ("embed", "logits")  # tied: one weight, held once
     local, full = report.groups
     assert (local.window, local.layers, full.window, full.layers) == (11, 2, None, 1)
     assert local.token_bytes == 2 * full.token_bytes == 2 * 2 * 24 * 2
