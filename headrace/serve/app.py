@@ -30,13 +30,13 @@ from headrace.serve.http import (
     as_answer,
     error_body,
 )
+from headrace.serve.message import reading_of, tool_plan
 from headrace.serve.metrics import Metrics
 from headrace.serve.parse import parse
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.resolve import Plan, Served, plan
 from headrace.serve.run import Engine, Run
 from headrace.serve.shapes import CompletionShape, Shape, encode, new_id
-from headrace.serve.tools import plan_tools
 from headrace.text.chat import ChatTemplate, chat_template
 
 log = logging.getLogger("headrace.serve")
@@ -214,11 +214,12 @@ class App:
         request = parse(await exchange.body(), self._chat_body)
         served = await self._ready()
         served.check_name(request.model)
-        request, tools = plan_tools(request)
         template = self._template
         if request.chat_template is not None:
             template = chat_template(served.tokenizer, request.chat_template)
-        ids = await chat_prompt(request, served, template)
+        tools = tool_plan(request, template)
+        shown = [] if tools is None else tools.tools or []
+        ids = await chat_prompt(request, served, template, shown)
         limits = {request.max_tokens, request.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise RequestError(
@@ -227,12 +228,16 @@ class App:
             )
         answer_id = new_id("chatcmpl", request.request_id)
         max_tokens = next(iter(limits), None)
-        resolved = plan(request, served, [ids], max_tokens, self._engine_id(answer_id))
+        reading = reading_of(request, tools, served, template, ids)
+        resolved = plan(
+            request, served, [ids], max_tokens, self._engine_id(answer_id),
+            None if tools is None else tools.grammar, reading.keep,
+        )  # fmt: skip
         last = request.messages[-1]
         echo = ""
         if request.echo and last.role == "assistant" and isinstance(last.content, str):
             echo = last.content
-        shape = ChatShape(answer_id, served, resolved.text, tools, echo)
+        shape = ChatShape(answer_id, served, resolved.text, reading, echo)
         await self._answer(exchange, resolved, served, shape)
 
     def _engine_id(self, answer_id: str) -> str:

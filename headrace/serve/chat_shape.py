@@ -1,31 +1,30 @@
 """The JSON of chat answers."""
 
-import secrets
 import time
 from typing import Any
 
-from headrace.serve.calls import CallParser
 from headrace.serve.choice import Piece, TokenText
+from headrace.serve.message import MessageReader, Reading
 from headrace.serve.resolve import Served, TextOptions
 from headrace.serve.run import Prompt, Run
 from headrace.serve.shapes import END, FINGERPRINT, Names, bounded, encode, prompt_scores
-from headrace.serve.tools import ToolPlan
 
 
 class ChatShape:
     """Answers of /v1/chat/completions.
 
-    tools: how the text is read, as an answer or as calls. echo: text of the last message, put
-    before each answer.
+    reading: how the text becomes the parts of a message. echo: text of the last message, put before
+    each answer.
     """
 
     def __init__(self, answer_id: str, served: Served, options: TextOptions,
-                 tools: ToolPlan | None = None, echo: str = "") -> None:  # fmt: skip
+                 reading: Reading | None = None, echo: str = "") -> None:  # fmt: skip
         self.id = answer_id
         self._options = options
         self._names = Names(served, options)
-        self._tools = tools or ToolPlan()
-        self._parsers: dict[int, CallParser] = {}
+        self._reading = reading or Reading()
+        self._readers: dict[int, MessageReader] = {}
+        self._tokenizer = served.tokenizer
         self._echo = echo
         self._head: dict[str, Any] = {
             "id": answer_id,
@@ -40,9 +39,6 @@ class ChatShape:
     def opening(self, run: Run, prompt: Prompt, index: int) -> bytes:
         """The event that names the role, before a choice's first piece."""
         delta: dict[str, Any] = {"role": "assistant", "content": self._echo}
-        if self._tools.form == "arguments":
-            call = self._call("")
-            delta = {"role": "assistant", "content": None, "tool_calls": [{"index": 0, **call}]}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         head = self._head | {"choices": [choice]}
         if self._options.return_ids:
@@ -52,7 +48,7 @@ class ChatShape:
     def chunk(self, run: Run, prompt: Prompt, piece: Piece) -> bytes:
         """One event with what a step added to a choice."""
         extras = (
-            piece.finish or piece.logprobs or self._options.return_ids or self._tools.form != "text"
+            piece.finish or piece.logprobs or self._options.return_ids or not self._reading.plain
         )
         if not extras:
             data = b'%b%d,"delta":{"content":%b%b' % (
@@ -68,12 +64,12 @@ class ChatShape:
                 choice["token_ids"] = piece.token_ids
             data = b"data: " + encode(self._head | {"choices": [choice]})[:-1]
         if run.plan.continuous_usage:
-            data += b',"usage":' + encode(run.usage())
+            data += b',"usage":' + encode(self._usage(run))
         return data + END
 
     def usage(self, run: Run) -> bytes:
         """The event with the usage and no choices."""
-        return b"data: " + encode(self._head | {"choices": [], "usage": run.usage()}) + b"\n\n"
+        return b"data: " + encode(self._head | {"choices": [], "usage": self._usage(run)}) + b"\n\n"
 
     def whole(self, run: Run, pieces: list[tuple[Prompt, int, Piece]]) -> bytes:
         """A whole answer. pieces: (prompt, place among the answers, all of the choice)."""
@@ -85,7 +81,7 @@ class ChatShape:
                 choice["token_ids"] = piece.token_ids
             choices.append(choice)
         answer = self._head | {
-            "object": "chat.completion", "choices": choices, "usage": run.usage()
+            "object": "chat.completion", "choices": choices, "usage": self._usage(run)
         }  # fmt: skip
         prompt = run.prompts[0]
         if self._options.return_ids:
@@ -96,47 +92,42 @@ class ChatShape:
             )
         return encode(answer)
 
-    def _call(self, arguments: str) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-tool-{secrets.token_hex(12)}",
-            "type": "function",
-            "function": {"name": self._tools.function, "arguments": arguments},
-        }
-
-    def _parser(self) -> CallParser:
-        return CallParser(self._tools.form == "array", self._tools.first_only)
-
     def _message(self, text: str) -> tuple[dict[str, Any], bool]:
         """The message of a whole answer, and whether it calls."""
-        message: dict[str, Any] = {"role": "assistant", "content": self._echo + text}
-        if self._tools.form == "text":
-            return message | {"refusal": None}, False
-        if self._tools.form == "arguments":
-            calls = [self._call(text)]
-            content = None
-        else:
-            parser = self._parser()
-            content = parser.push(text, last=True).content or None
-            calls = [call.whole() for call in parser.calls]
-        message["content"] = content if calls else self._echo + (content or "")
-        message["refusal"] = None
-        return message | ({"tool_calls": calls} if calls else {}), bool(calls)
+        if self._reading.plain:
+            content = self._echo + text
+            return {"role": "assistant", "content": content, "refusal": None}, False
+        reader = self._reading.reader()
+        self._readers[len(self._readers)] = reader
+        found = reader.push(text, last=True)
+        for call in found.calls:
+            del call["index"]
+        content = self._echo + found.content
+        empty = None if reader.called else ""
+        parts = {"role": "assistant", **found.shown(), "content": content or empty}
+        return parts | {"refusal": None}, reader.called
 
     def _delta(self, piece: Piece) -> tuple[dict[str, Any], bool]:
         """The delta of a chunk, and whether the choice calls."""
-        if self._tools.form == "text":
+        if self._reading.plain:
             return ({"content": piece.text} if piece.text or piece.finish is None else {}), False
-        if self._tools.form == "arguments":
-            calls = [{"index": 0, "function": {"arguments": piece.text}}]
-            return ({"tool_calls": calls} if piece.text else {}), True
-        parser = self._parsers.get(piece.index)
-        if parser is None:
-            parser = self._parsers[piece.index] = self._parser()
-        found = parser.push(piece.text, last=piece.finish is not None)
-        delta: dict[str, Any] = {"content": found.content} if found.content else {}
-        if found.calls:
-            delta["tool_calls"] = found.calls
-        return delta, bool(parser.calls)
+        reader = self._readers.get(piece.index)
+        if reader is None:
+            reader = self._readers[piece.index] = self._reading.reader()
+        found = reader.push(piece.text, last=piece.finish is not None)
+        return found.shown(), reader.called
+
+    def _usage(self, run: Run) -> dict[str, Any]:
+        """Token counts; those of reasoning are of its text, tokenized again."""
+        usage = run.usage()
+        if self._reading.marks is not None:
+            encode_text = self._tokenizer.encode
+            count = sum(
+                len(encode_text(reader.reasoning, add_special=False))
+                for reader in self._readers.values()
+            )
+            usage["completion_tokens_details"] = {"reasoning_tokens": count}
+        return usage
 
     def _ending(self, piece: Piece, called: bool) -> dict[str, Any]:
         finish = "tool_calls" if called and piece.finish == "stop" else piece.finish

@@ -67,6 +67,7 @@ class Choice:
             skip_special=options.skip_special,
             spaces_between=options.spaces_between,
             continued=True,
+            keep=options.keep,
         )
         self._stops = StopStrings(options.stop, options.include_stop) if options.stop else None
         self._grown = offset

@@ -12,7 +12,6 @@ import msgspec
 from headrace.errors import RequestError
 from headrace.serve.fields import ChatRequest, CompletionRequest, Message, TokenizeRequest
 from headrace.serve.resolve import Served
-from headrace.serve.tools import tell
 from headrace.text.chat import ChatTemplate, render_chat
 
 T = TypeVar("T")
@@ -92,9 +91,13 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 async def chat_prompt(
-    request: ChatRequest | TokenizeRequest, served: Served, template: ChatTemplate | None
+    request: ChatRequest | TokenizeRequest,
+    served: Served,
+    template: ChatTemplate | None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Token ids of a conversation. Raises RequestError, also when the template refuses it."""
+    """Token ids of a conversation. tools: those to show, where they are not the request's own.
+    Raises RequestError, also when the template refuses the conversation."""
     if template is None:
         raise RequestError(
             "messages", "this model has no chat template; start the server with --chat-template"
@@ -106,8 +109,8 @@ async def chat_prompt(
             raise RequestError(name, f"{name}: required")
     proceed = bool(request.continue_final_message)
     opens = not proceed if request.add_generation_prompt is None else request.add_generation_prompt
-    tools = [_present(msgspec.to_builtins(tool)) for tool in request.tools or []]
-    messages = tell(messages, tools, template)
+    if tools is None and request.tools is not None:
+        tools = [present(msgspec.to_builtins(tool)) for tool in request.tools]
     documents = request.documents if isinstance(request, ChatRequest) else None
     cuts = isinstance(request, ChatRequest) and request.truncate_prompt_tokens is not None
 
@@ -130,10 +133,10 @@ async def chat_prompt(
     return ids
 
 
-def _present(value: Any) -> Any:
+def present(value: Any) -> Any:
     """Without the members that are null, as the client wrote it."""
     if isinstance(value, dict):
-        return {key: _present(item) for key, item in value.items() if item is not None}
+        return {key: present(item) for key, item in value.items() if item is not None}
     return value
 
 

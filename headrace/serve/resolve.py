@@ -54,6 +54,7 @@ class TextOptions:
     prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
     return_ids: bool = False
+    keep: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -221,10 +222,20 @@ def check(request: Generation, served: Served, params: SamplingParams) -> None:
 
 def plan(
     request: Generation, served: Served, prompts: Sequence[Sequence[int]], max_tokens: int | None,
-    answer_id: str,
+    answer_id: str, tools: tuple[str, str] | None = None, keep: frozenset[int] = frozenset(),
 ) -> Plan:  # fmt: skip
-    """Resolve a request whose prompts are token ids already. Raises RequestError."""
+    """Resolve a request whose prompts are token ids already.
+
+    tools: (kind, source) of the constraint that its tools mean. keep: control tokens whose text
+    must be seen. Raises RequestError.
+    """
     found = constraint_of(request)
+    if tools is not None:
+        if found is not None:
+            raise RequestError(
+                "tool_choice", f"tool_choice: calls are constrained, and {found[0]} is another"
+            )
+        found = ("tools", GrammarSpec(*tools))
     name, constraint = (None, None) if found is None else found
     params = sampling_of(request, served, max_tokens, constraint)
     check(request, served, params)
@@ -249,6 +260,7 @@ def plan(
         prompt_logprobs=params.prompt_logprobs,
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         return_ids=bool(request.return_token_ids),
+        keep=keep,
     )
     return Plan(
         submits=submits,

@@ -121,7 +121,8 @@ async def test_a_forced_call_is_held_to_its_schema(roomy: Site) -> None:
 
 
 @run_async
-async def test_tool_choices_that_cannot_be_honoured_are_refused(site: Site) -> None:
+async def test_tool_choices_that_cannot_be_honoured_are_refused(roomy: Site) -> None:
+    site = roomy
     for fields in (
         {"tool_choice": NAMED},
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "none"}}},
@@ -220,10 +221,10 @@ def calls_of(chunks: list[Any]) -> list[tuple[str, str]]:
 async def test_several_calls(roomy: Site, choice: str | None, burst: int) -> None:
     roomy.engine.burst = burst
     objects = [f'{{"name": "{name}", "arguments": {text}}}' for name, text in CALLED]
-    lead = None if choice == "required" else "I call: "
+    lead = None if choice == "required" else "I call:"
     roomy.text = "[" + ", ".join(objects) + "]"
     if choice != "required":
-        roomy.text = f"{lead}" + "\n".join(f"<tool_call>\n{o}\n</tool_call>" for o in objects)
+        roomy.text = f"{lead} " + "\n".join(f"<tool_call>\n{o}\n</tool_call>" for o in objects)
     fields = {"tools": [TOOL, SECOND], "tool_choice": choice}
     whole = (await roomy.chat(**fields)).json()["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
@@ -241,10 +242,11 @@ async def test_several_calls(roomy: Site, choice: str | None, burst: int) -> Non
         schema = json.loads(grammar.source)
         names = [o["properties"]["name"]["const"] for o in schema["items"]["anyOf"]]
         assert names == ["set_fg", "weather"]
-        place = schema["items"]["anyOf"][1]["properties"]["arguments"]["properties"]["city"]["$ref"]
-        assert schema["$defs"][place.removeprefix("#/$defs/")] == {"type": "string"}
+        arguments = schema["items"]["anyOf"][1]["properties"]["arguments"]
+        place = arguments["properties"]["city"]["$ref"]
+        assert place == "#/items/anyOf/1/properties/arguments/$defs/city"
     else:
-        assert grammar is None
+        assert grammar.kind == "structural_tag"  # set_fg is strict
     only = {**fields, "parallel_tool_calls": False}
     if choice != "required":
         calls = (await roomy.chat(**only)).json()["choices"][0]["message"]["tool_calls"]
@@ -279,7 +281,31 @@ async def test_a_template_without_tools_still_tells_of_them(roomy: Site) -> None
          "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "d"}]
     )  # fmt: skip
     text = roomy.tokenizer.decode(roomy.engine.submits[0].prompt)
-    assert 'b\n<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>' in text
+    assert 'b\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in text
     known = "{{ tools[0]['function']['name'] }}{{ messages[0]['content'] }}"
     await roomy.chat(tools=[TOOL], chat_template=known)
     assert roomy.tokenizer.decode(roomy.engine.submits[1].prompt) == "set_fgOne"
+
+
+@pytest.mark.parametrize("burst", [1, 3, 50])
+@pytest.mark.parametrize("opened", [False, True])
+@run_async
+async def test_thinking_is_told_apart(roomy: Site, opened: bool, burst: int) -> None:
+    """Under both names; with tools, calls are looked for in the answer only."""
+    roomy.engine.burst = burst
+    thought = "hm <tool_call> hm"
+    roomy.text = ("" if opened else "<think>\n") + thought + "\n</think>\n\nHello world."
+    ending = "<think>\n" if opened else "{# </think> #}"
+    fields = {"chat_template": "{{ messages[0]['content'] }}" + ending, "tools": [SECOND]}
+    body = (await roomy.chat(**fields)).json()
+    message = body["choices"][0]["message"]
+    assert message["reasoning"] == message["reasoning_content"] == thought
+    assert message["content"] == "Hello world."
+    details = body["usage"]["completion_tokens_details"]
+    assert details["reasoning_tokens"] == len(roomy.tokenizer.encode(thought))
+    options = {"include_usage": True}
+    chunks = events(await roomy.chat(stream=True, stream_options=options, **fields))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Hello world."
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == thought
+    assert chunks[-1]["usage"] == body["usage"]
