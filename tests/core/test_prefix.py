@@ -144,6 +144,27 @@ def test_leader_disappears(chunk):
     assert engine.scheduler.stats().computed_tokens <= 600 + 8 * (2 * 16 + 2)
 
 
+def test_who_waits_for_a_leader():
+    """A follower waits for a neighbour that fills its next block in the same plan; one that comes
+    before the neighbour in order does not wait for what may not happen."""
+    pool = PoolConfig(100, 16, (Group(),), 100, 4)
+    engine = Machine(pool, Knobs(max_tokens=8, chunk=4, policy="priority"), vocabulary=1000)
+    prompt = tuple(range(40))
+    engine.add(Request(1, prompt, 2))
+    engine.step()
+    engine.done()
+    engine.add(Request(2, prompt, 2, priority=-1))
+    plan = engine.step()
+    assert plan is not None
+    assert (plan.sequences, plan.reasons) == ([0], [(1, "prefix")])
+    engine.done()
+    plan = engine.step()
+    assert plan is not None
+    assert (plan.sequences, plan.starts) == ([1, 0], [0, 8])
+    engine.done()
+    engine.run()
+
+
 class Same(int):
     """A token id whose hash says nothing."""
 
