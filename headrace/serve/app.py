@@ -231,7 +231,7 @@ class App:
         reading = reading_of(request, tools, served, template, ids)
         resolved = plan(
             request, served, [ids], max_tokens, self._engine_id(answer_id),
-            None if tools is None else tools.grammar, reading.keep,
+            None if tools is None else tools.grammar, reading.keep, reading.after,
         )  # fmt: skip
         last = request.messages[-1]
         echo = ""

@@ -16,6 +16,7 @@ from headrace.text.reasoning import (
     ThinkMarks,
     think_marks,
     thinking_is_open,
+    thinking_is_over,
 )
 
 if TYPE_CHECKING:
@@ -29,13 +30,16 @@ TAIL = 64
 @dataclass(frozen=True)
 class Reading:
     """How the answers of a request are read. tools: None where none are given. first_only: calls
-    after the first are left out. marks: of thinking; opened: the prompt ends inside of it."""
+    after the first are left out. marks: of thinking; opened: the prompt ends inside of it. keep:
+    control tokens whose text is read. after: the token that ends thinking, where thinking is still
+    to come: a constraint on the answer begins after it."""
 
     tools: "ToolPlan | None" = None
     first_only: bool = False
     marks: ThinkMarks | None = None
     opened: bool = False
     keep: frozenset[int] = frozenset()
+    after: int | None = None
 
     @property
     def plain(self) -> bool:
@@ -78,15 +82,16 @@ def reading_of(
     tokenizer = served.tokenizer
     marks = None if template is None else think_marks(tokenizer, template.source)
     keep = frozenset[int]()
-    opened = False
+    opened, after = False, None
     if marks is not None:
         tail = tokenizer.decode(prompt[-TAIL:], skip_special=False)
         opened = thinking_is_open(marks, tail)
+        after = None if thinking_is_over(marks, tail) else marks.closing_id
         literals = tokenizer.special_literals
         keep |= {literals[m] for m in (marks.opening, marks.closing) if m in literals}
     if plan is not None and plan.form is not None:
         keep |= plan.form.marks(tokenizer)
-    return Reading(plan, request.parallel_tool_calls is False, marks, opened, keep)
+    return Reading(plan, request.parallel_tool_calls is False, marks, opened, keep, after)
 
 
 @dataclass

@@ -223,11 +223,12 @@ def check(request: Generation, served: Served, params: SamplingParams) -> None:
 def plan(
     request: Generation, served: Served, prompts: Sequence[Sequence[int]], max_tokens: int | None,
     answer_id: str, tools: tuple[str, str] | None = None, keep: frozenset[int] = frozenset(),
+    after: int | None = None,
 ) -> Plan:  # fmt: skip
     """Resolve a request whose prompts are token ids already.
 
     tools: (kind, source) of the constraint that its tools mean. keep: control tokens whose text
-    must be seen. Raises RequestError.
+    must be seen. after: the token after which a constraint begins. Raises RequestError.
     """
     found = constraint_of(request)
     if tools is not None:
@@ -237,6 +238,8 @@ def plan(
             )
         found = ("tools", GrammarSpec(*tools))
     name, constraint = (None, None) if found is None else found
+    if constraint is not None and after is not None:
+        constraint = msgspec.structs.replace(constraint, after=after)
     params = sampling_of(request, served, max_tokens, constraint)
     check(request, served, params)
     now = time.time()

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.serve.resolve import Served
 from tests.serve.conftest import CONTEXT, Site, error_of, events, run_async
+from tests.serve.vocabulary import small_tokenizer
 
 TOOL = {
     "type": "function",
@@ -309,3 +310,15 @@ async def test_thinking_is_told_apart(roomy: Site, opened: bool, burst: int) -> 
     assert "".join(delta.get("content") or "" for delta in deltas) == "Hello world."
     assert "".join(delta.get("reasoning") or "" for delta in deltas) == thought
     assert chunks[-1]["usage"] == body["usage"]
+
+
+@run_async
+async def test_a_constraint_begins_after_the_thinking(roomy: Site) -> None:
+    """Where thinking ends with one token, and is still to come."""
+    templates = "{{ messages[0]['content'] }}<think>", "{# <think> #}<think></think>"
+    for tokenizer in (roomy.tokenizer, small_tokenizer(first="</think>")):
+        roomy.served = Served("tiny", tokenizer, 2048)
+        for template in templates:
+            await roomy.chat(chat_template=template, response_format={"type": "json_object"})
+    after = [submit.grammar.after for submit in roomy.engine.submits]
+    assert after == [None, None, 0, None]

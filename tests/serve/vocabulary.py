@@ -14,9 +14,15 @@ CHATML = (
 )
 
 
-def small_tokenizer() -> Tokenizer:
-    """A tokenizer like SmolLM2's: ids 0, 1, 2 are document end, turn start, turn end."""
-    tokens = [*SPECIALS, *sorted(ByteLevel.alphabet()), *(m.replace(" ", "") for m in MERGES)]
+def small_tokenizer(first: str = SPECIALS[0]) -> Tokenizer:
+    """A tokenizer like SmolLM2's: ids 0, 1, 2 are document end, turn start, turn end.
+    first: the text of id 0."""
+    tokens = [
+        first,
+        *SPECIALS[1:],
+        *sorted(ByteLevel.alphabet()),
+        *(m.replace(" ", "") for m in MERGES),
+    ]
     return from_gguf(
         {
             "tokenizer.ggml.model": "gpt2",
