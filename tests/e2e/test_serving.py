@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from tests.e2e.conftest import Server, ServerMaker
+from tests.e2e.cutting import cut_many
 
 
 def client(server: Server) -> openai.AsyncOpenAI:
@@ -99,33 +100,9 @@ def test_a_plain_request_whose_client_leaves_is_freed(server: Server) -> None:
 
 
 def test_requests_cut_at_random_moments_leave_nothing(server: Server) -> None:
-    server.settled("vllm:num_requests_running", 0)
-    rng = random.Random(11)
-    plans = [(rng.randint(1, 200), rng.random() < 0.5, rng.uniform(0, 0.4)) for _ in range(120)]
-
-    def cut(plan: tuple[int, bool, float]) -> None:
-        length, stream, seconds = plan
-        body = {
-            "prompt": [1000 + (i * length) % 5000 for i in range(length)],
-            "max_tokens": 200, "stream": stream, "ignore_eos": True, "n": 1 + length % 3,
-            "temperature": 1.0,
-        }  # fmt: skip
-        end = time.monotonic() + seconds
-        try:
-            with httpx.stream(
-                "POST", server.url + "/v1/completions", json=body, timeout=max(seconds, 0.01)
-            ) as answer:
-                for _ in answer.iter_raw():
-                    if time.monotonic() > end:
-                        return
-        except httpx.TransportError:
-            pass
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(cut, plans))
-    for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
-        assert server.settled(gauge, 0) == 0
-    assert server.settled("vllm:kv_cache_usage_perc", 0) == 0
+    assert server.settled("vllm:num_requests_running", 0) == 0
+    gauges = cut_many(server, 120)
+    assert not any(gauges.values()), gauges
     server.complete("still here", max_tokens=2)
 
 
