@@ -21,6 +21,9 @@ def _nothing(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+_SPELLING = {"rms_norm_eps": "norm_eps", "hidden_act": "activation"}
+
+
 @dataclass(frozen=True)
 class Family:
     """A row of the table.
@@ -28,8 +31,9 @@ class Family:
     gguf_names: values of `general.architecture`. gguf_style: order of the rotated values in GGUF
     files, whose converter permutes q and k of the Llama kin. hf_types: values of `model_type`.
     naming: of Hugging Face tensors. ties: whether Hugging Face ties the embedding by default.
-    hf_traits: traits of Hugging Face files only. hf_defaults: what its configuration class assumes
-    where a file leaves a key out; theta: the same of the rope.
+    hf_traits, gguf_traits: traits of one kind of files only. hf_defaults: what its configuration
+    class assumes where a file leaves a key out; theta: the same of the rope. spelling: key of its
+    files -> the key it is read by here. harmless: keys that its own code does not read.
     """
 
     name: str
@@ -40,8 +44,11 @@ class Family:
     ties: bool = False
     traits: Mapping[str, Any] = field(default_factory=dict)
     hf_traits: Mapping[str, Any] = field(default_factory=dict)
+    gguf_traits: Mapping[str, Any] = field(default_factory=dict)
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
     theta: float = 10000.0
+    spelling: Mapping[str, str] = field(default_factory=lambda: _SPELLING)
+    harmless: tuple[str, ...] = ()
     gguf: Reader = _nothing
     hf: Reader = _nothing
 
@@ -86,19 +93,35 @@ def _gemma2_gguf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gemma3_layers(
+    fields: Fields, draft: dict[str, Any], window: int, slides: Any
+) -> tuple[Layer, ...]:
+    """slides: how many layers make a group, or for each layer whether it slides."""
+    if isinstance(slides, list) and len(slides) == len(draft["layers"]):
+        return tuple(Layer(window, "local") if one else Layer() for one in slides)
+    every = fields.integer("attention.sliding_window_pattern", 6)
+    return _gemma_layers(draft, window, every, "local")
+
+
 def _gemma3_gguf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
     window = draft["layers"][0].window or fields.integer("attention.sliding_window")
-    pattern = fields.integer("attention.sliding_window_pattern", 6)
+    slides = fields.raw("attention.sliding_window_pattern", 6)
     local = fields.number("rope.freq_base_swa", 10000.0)
     large = len(draft["layers"]) == 62  # 27B divides by the hidden size per head
     divisor = draft["hidden"] / draft["heads"] if large else draft["head_dim"]
     cap = fields.number("final_logit_softcapping", 0.0)
     return _gemma_common(draft) | {
-        "layers": _gemma_layers(draft, window, pattern, "local"),
+        "layers": _gemma3_layers(fields, draft, window, slides),
         "ropes": draft["ropes"] | {"local": Rope(local, draft["ropes"]["global"].dims)},
         "scale": divisor**-0.5,
         "logit_softcap": cap or None,
     }
+
+
+def _olmo2_gguf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
+    if any(layer.window for layer in draft["layers"]):  # OLMo 3 comes under this name too
+        raise fields.fail("attention.sliding_window", "is not supported for this family")
+    return {}
 
 
 def _gemma2_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +178,7 @@ def _smollm3_gguf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
 def _smollm3_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
     fields.expect("use_sliding_window", False)
     fields.expect("sliding_window", None)
+    fields.raw("max_window_layers", 0)
     layers = _smollm3_layers(draft, fields.integer("no_rope_layer_interval", 4))
     if fields.has("no_rope_layers"):
         turns = fields.numbers("no_rope_layers", len(layers))
@@ -162,7 +186,21 @@ def _smollm3_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
     return {"layers": layers}
 
 
+def _phi_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
+    fields.expect("full_attn_mod", 1)
+    fields.expect("interpolate_factor", 1)
+    fields.expect("lm_head_bias", False)
+    return _every(fields, draft)
+
+
+def _llama_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
+    fields.expect("rope_interleaved", False)
+    return {}
+
+
 def _starcoder_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
+    fields.expect("mlp_type", "default")
+    fields.expect("norm_type", "layer_norm")
     bias = fields.flag("use_bias", True)
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), bias)
     return _every(fields, draft) | biases
@@ -176,16 +214,31 @@ def _gpt2_hf(fields: Fields, draft: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-_SANDWICH = {"post_norm": True, "activation": "gelu_tanh"}
-_LAYER_NORM = {"norm": "layer", "norm_bias": True, "gated": False, "activation": "gelu_tanh"}
+_SANDWICH = {"post_norm": True}
+_LAYER_NORM = {"norm": "layer", "norm_bias": True, "gated": False}
+_GELU = {"activation": "gelu_tanh"}
 _BIASES = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+_GPT2_SPELLING = {
+    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings", "n_inner": "intermediate_size",
+    "activation_function": "activation", "layer_norm_epsilon": "norm_eps",
+}  # fmt: skip
+_GEMMA_SPELLING = {"rms_norm_eps": "norm_eps", "hidden_activation": "activation"}
+_GEMMA_DEFAULTS = {"hidden_activation": "gelu_pytorch_tanh"}
 _GEMMA3_DEFAULTS = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
     "max_position_embeddings": 131072, "sliding_window": 4096,
 }  # fmt: skip
 
 FAMILIES: tuple[Family, ...] = (
-    Family("llama", ("llama",), "pairs", ("llama",)),
+    Family(
+        "llama",
+        ("llama",),
+        "pairs",
+        ("llama",),
+        hf=_llama_hf,
+        harmless=("is_llama_config", "transformers.js_config"),
+    ),
     Family("mistral", (), "pairs", ("mistral",), hf=_every),
     Family(
         "qwen2",
@@ -203,8 +256,12 @@ FAMILIES: tuple[Family, ...] = (
         ties=True,
         traits=_SANDWICH,
         hf_traits={"norm_add": 1.0},
+        gguf_traits=_GELU,
         gguf=_gemma2_gguf,
         hf=_gemma2_hf,
+        hf_defaults=_GEMMA_DEFAULTS,
+        harmless=("hidden_act", "sliding_window_size"),
+        spelling=_GEMMA_SPELLING,
     ),
     Family(
         "gemma3",
@@ -214,22 +271,24 @@ FAMILIES: tuple[Family, ...] = (
         ties=True,
         traits=_SANDWICH | {"qk_norm": "head"},
         hf_traits={"norm_add": 1.0},
-        hf_defaults=_GEMMA3_DEFAULTS,
+        gguf_traits=_GELU,
+        hf_defaults=_GEMMA_DEFAULTS | _GEMMA3_DEFAULTS,
         theta=1e6,
         gguf=_gemma3_gguf,
         hf=_gemma3_hf,
+        harmless=("hidden_act",),
+        spelling=_GEMMA_SPELLING,
     ),
-    Family("phi3", ("phi3",), hf_types=("phi3",), naming=names.HF_PHI, hf=_every),
+    Family("phi3", ("phi3",), hf_types=("phi3",), naming=names.HF_PHI, hf=_phi_hf),
     Family(
         "olmo2",
         ("olmo2",),
         hf_types=("olmo2",),
         naming=names.HF_SANDWICH,
         traits={"pre_norm": False, "post_norm": True, "qk_norm": "row"},
+        gguf=_olmo2_gguf,
     ),
-    Family(
-        "granite", ("granite",), "pairs", ("granite",), gguf=_granite_gguf, hf=_granite_hf
-    ),
+    Family("granite", ("granite",), "pairs", ("granite",), gguf=_granite_gguf, hf=_granite_hf),
     Family(
         "starcoder2",
         ("starcoder2",),
@@ -237,7 +296,16 @@ FAMILIES: tuple[Family, ...] = (
         naming=names.HF_STARCODER,
         ties=True,
         traits=_LAYER_NORM,
+        gguf_traits=_GELU,
         hf=_starcoder_hf,
+        spelling={"norm_epsilon": "norm_eps", "hidden_act": "activation"},
+        harmless=(
+            "activation_function",
+            "attention_softmax_in_fp32",
+            "layer_norm_epsilon",
+            "scale_attention_softmax_in_fp32",
+            "scale_attn_weights",
+        ),
     ),
     Family(
         "gpt2",
@@ -246,14 +314,21 @@ FAMILIES: tuple[Family, ...] = (
         naming=names.HF_GPT2,
         ties=True,
         traits=_LAYER_NORM,
+        gguf_traits=_GELU,
         hf_traits=_BIASES,
         hf=_gpt2_hf,
+        spelling=_GPT2_SPELLING,
     ),
     Family(
-        "smollm3", ("smollm3",), "pairs", ("smollm3",), ties=True, gguf=_smollm3_gguf,
+        "smollm3",
+        ("smollm3",),
+        "pairs",
+        ("smollm3",),
+        ties=True,
+        gguf=_smollm3_gguf,
         hf=_smollm3_hf,
     ),
-)  # fmt: skip
+)
 
 
 def naming_of(spec: ModelSpec) -> Naming:

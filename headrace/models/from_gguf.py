@@ -25,7 +25,7 @@ def read(file: GGUFFile) -> ModelSpec:
     family = _family(file, source)
     fields = Fields(file.metadata, source, f"{file.architecture}.")
     draft = _common(file, fields, family)
-    draft |= dict(family.traits)
+    draft |= dict(family.traits) | dict(family.gguf_traits)
     draft |= family.gguf(fields, draft)
     fields.finish(_HARMLESS)
     return ModelSpec(family=family.name, **draft)

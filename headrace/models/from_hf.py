@@ -19,18 +19,12 @@ _HARMLESS = (
     "attn_pdrop", "auto_map", "bos_token_id", "cache_implementation", "chunk_size_feed_forward",
     "dtype", "embd_pdrop", "embedding_dropout", "eos_token_id", "hidden_dropout", "id2label",
     "initializer_range", "is_decoder", "label2id", "model_type", "n_ctx", "output_attentions",
-    "output_hidden_states", "pad_token_id", "problem_type", "quantization_config",
+    "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type", "quantization_config",
     "resid_pdrop", "residual_dropout", "return_dict", "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version",
     "unk_token_id", "use_cache",
 )  # fmt: skip
-_ALIASES = {
-    "n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings", "n_inner": "intermediate_size",
-    "activation_function": "hidden_act", "hidden_activation": "hidden_act",
-    "layer_norm_epsilon": "norm_eps", "rms_norm_eps": "norm_eps", "norm_epsilon": "norm_eps",
-}  # fmt: skip
 
 
 def read(config: Mapping[str, Any], source: str) -> ModelSpec:
@@ -39,12 +33,12 @@ def read(config: Mapping[str, Any], source: str) -> ModelSpec:
         raise ModelError(f"{source}: trust_remote_code: code from a checkpoint is never run")
     config = _text_part(config, source)
     family = _family(Fields(config, source))
-    fields = Fields({**family.hf_defaults, **config}, source, aliases=_ALIASES)
+    fields = Fields({**family.hf_defaults, **config}, source, aliases=family.spelling)
     draft = _common(fields, family)
     draft |= dict(family.traits) | dict(family.hf_traits)
     draft |= family.hf(fields, draft)
     draft["layers"] = _layers(fields, draft)
-    fields.finish(_HARMLESS)
+    fields.finish((*_HARMLESS, *family.harmless))
     return ModelSpec(family=family.name, **draft)
 
 
@@ -72,7 +66,6 @@ def _family(fields: Fields) -> Family:
 def _common(fields: Fields, family: Family) -> dict[str, Any]:
     """What all families say alike."""
     fields.expect("is_encoder_decoder", False)
-    fields.expect("pretraining_tp", 1)
     fields.expect("use_mrope", False)
     hidden = fields.integer("hidden_size", most=1 << 20)
     heads = fields.integer("num_attention_heads", most=4096)
@@ -100,7 +93,7 @@ def _common(fields: Fields, family: Family) -> dict[str, Any]:
         "qkv_bias": bias,
         "out_bias": bias,
         "mlp_bias": fields.flag("mlp_bias", False),
-        "activation": fields.choice("hidden_act", ACTIVATIONS, "silu"),
+        "activation": fields.choice("activation", ACTIVATIONS, "silu"),
     }
 
 

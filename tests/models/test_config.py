@@ -72,6 +72,44 @@ def test_positions_with_rope_scaling() -> None:
     assert spec("llama+llama3").max_positions == 256
 
 
+# What the published configurations of well-known checkpoints say beside the obvious.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "llama": {  # SmolLM2
+        "is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"a": 1},
+        "pretraining_tp": 2, "rope_scaling": None, "rope_parameters": "absent",
+        "rope_theta": 100000, "torch_dtype": "bfloat16", "eos_token_id": [1, 2],
+    },
+    "gemma2": {
+        "hidden_act": "gelu_pytorch_tanh", "sliding_window_size": 4096,
+        "cache_implementation": "hybrid", "rope_parameters": "absent", "rope_theta": 10000.0,
+    },
+    "starcoder2": {
+        "activation_function": "gelu", "layer_norm_epsilon": 1e-05, "mlp_type": "default",
+        "norm_type": "layer_norm", "attention_softmax_in_fp32": True,
+        "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True,
+    },
+    "phi4mini": {
+        "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+        "attention_bias": False, "auto_map": {"AutoConfig": "x.y"}, "tokenizer_class": "x",
+    },
+    "smollm3": {"pretraining_tp": 2, "max_window_layers": 28},
+    "qwen2": {"use_mrope": False, "use_sliding_window": False, "sliding_window": 131072},
+    "gpt2": {"n_ctx": 1024, "task_specific_params": {"text-generation": {"max_length": 50}}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PUBLISHED)
+def test_published_configurations_are_read(case: str) -> None:
+    assert spec(case, **PUBLISHED[case]).family == spec(case).family
+
+
+def test_activations_come_from_the_configuration() -> None:
+    for case, key in (("gemma2", "hidden_activation"), ("starcoder2", "hidden_act"),
+                      ("gpt2", "activation_function"), ("llama", "hidden_act")):  # fmt: skip
+        assert spec(case, **{key: "gelu"}).activation == "gelu"
+    assert spec("gemma3", hidden_activation="absent").activation == "gelu_tanh"
+
+
 REFUSED = {
     r"new_feature = \[1, 2\] is not known to headrace": {"new_feature": [1, 2]},
     "model_type: 'mamba' is not supported": {"model_type": "mamba"},
@@ -84,7 +122,6 @@ REFUSED = {
     "num_hidden_layers: 1000000 is not": {"num_hidden_layers": 1000000},
     "num_key_value_heads: 5 is not a whole number from 1 to 3": {"num_key_value_heads": 5},
     "rms_norm_eps: nan is not a finite number": {"rms_norm_eps": float("nan")},
-    "pretraining_tp: 2 is not supported": {"pretraining_tp": 2},
     "rope.rope_type: 'spiral' is not supported": {"rope_parameters": {"rope_type": "spiral"}},
     "rope.beta = 3 is not known": {"rope_parameters": {"rope_type": "default", "beta": 3}},
     "rope.long_factor: is not a list of 8": {
@@ -97,7 +134,7 @@ REFUSED = {
     "layer_types: 'linear_attention' is not": {"layer_types": ["linear_attention"] * 2},
     "layer_types: is not a list of 2 kinds": {"layer_types": ["full_attention"]},
     "trust_remote_code: code from a checkpoint is never run": {"trust_remote_code": True},
-    "norm_epsilon and rms_norm_eps say the same": {"norm_epsilon": 0.5},
+    "rms_norm_eps and norm_eps say the same": {"norm_eps": 0.5},
     "attention_bias: 1 is neither true nor false": {"attention_bias": 1},
 }
 
