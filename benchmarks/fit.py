@@ -49,13 +49,12 @@ def pss(root: int) -> int:
     return total
 
 
-def settled(root: int, patience: float = 60.0) -> int:
-    """The PSS once it has grown by less than 1 MiB in a second."""
-    ends, last = time.monotonic() + patience, 0
-    while time.monotonic() < ends:
+def settled(root: int, quiet: int = 6, patience: float = 90.0) -> int:
+    """The PSS once it has grown by less than 1 MiB for `quiet` seconds."""
+    ends, last, still = time.monotonic() + patience, 0, 0
+    while time.monotonic() < ends and still < quiet:
         now = pss(root)
-        if now - last < 1 << 20:
-            return now
+        still = still + 1 if now - last < 1 << 20 else 0
         last = now
         time.sleep(1.0)
     return last

@@ -52,7 +52,7 @@ def scheduler(estimator: Estimator, sizes: tuple[int, ...]) -> None:
 
 def scale(estimator: StepEstimator, requests: int, replicas: int, processes: int) -> None:
     """Simulate a fleet and print what it took."""
-    pool = PoolConfig(20_000, 16, (Group(),), 8192, 128)
+    pool = PoolConfig(10_000, 16, (Group(),), 8192, 128)
     setup = Setup(pool, Knobs(128, 1024, 1024, 128), replicas)
     workload = Workload(requests, rate=60.0 * replicas, input_tokens=300, output_tokens=100)
     begun = time.monotonic()

@@ -18,7 +18,7 @@ Nothing else reaches the core, so feeding the inputs to a fresh scheduler must g
 plans, field by field; `replay` says whether it does, and where not.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -226,7 +226,12 @@ class _Counts:
     predicted: float = 0.0
 
 
-def replay(path: str | Path) -> ReplayReport:
+Watch = Callable[[float, float, float, StepPlan], None]
+"""Called after each executed step of a replay: when it began, seconds it took, seconds predicted,
+and its plan."""
+
+
+def replay(path: str | Path, watch: Watch | None = None) -> ReplayReport:
     """Feed a recorded trace to a fresh scheduler and compare plan by plan, up to the first that
     differs. Raises ConfigError for a file that is no trace, of another version, or damaged."""
     lines = _Lines(Path(path))
@@ -238,11 +243,11 @@ def replay(path: str | Path) -> ReplayReport:
         estimator,
     )
     counts = _Counts()
-    started: dict[int, tuple[float, float]] = {}
+    started: dict[int, tuple[float, StepPlan]] = {}
     difference = None
     for number, record in lines.records():
         try:
-            difference = _apply(scheduler, estimator, record, counts, started)
+            difference = _apply(scheduler, estimator, record, counts, started, watch)
         except (KeyError, IndexError, TypeError, ValueError, msgspec.ValidationError) as error:
             raise ConfigError("trace", f"{path}, line {number}: {error!r}") from error
         if difference is not None:
@@ -260,7 +265,8 @@ def _apply(
     estimator: Estimator | None,
     record: list[Any],
     counts: _Counts,
-    started: dict[int, tuple[float, float]],
+    started: dict[int, tuple[float, StepPlan]],
+    watch: Watch | None,
 ) -> str | None:
     """Feed one record; the difference it shows, or None."""
     kind, *rest = record
@@ -271,10 +277,12 @@ def _apply(
             return _step(scheduler, rest, counts, started)
         case "done":
             now, plan_id, tokens = rest
-            begun, predicted = started.pop(plan_id)
+            begun, plan = started.pop(plan_id)
             counts.measured += now - begun
-            counts.predicted += predicted
+            counts.predicted += plan.seconds
             counts.last = now
+            if watch is not None:
+                watch(begun, now - begun, plan.seconds, plan)
             scheduler.done(plan_id, tokens, now)
         case "failed":
             scheduler.failed(rest[1], rest[0])
@@ -322,7 +330,7 @@ def _step(
     scheduler: Scheduler,
     rest: list[Any],
     counts: _Counts,
-    started: dict[int, tuple[float, float]],
+    started: dict[int, tuple[float, StepPlan]],
 ) -> str | None:
     now, row = rest
     plan = scheduler.step(now)
@@ -332,7 +340,7 @@ def _step(
     if plan is None:
         return None
     counts.plans += 1
-    started[plan.id] = (now, plan.seconds)
+    started[plan.id] = (now, plan)
     return compare(msgspec.convert(row, StepPlan), plan)
 
 

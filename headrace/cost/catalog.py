@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace import checkpoint
 from headrace.cost.hardware import Device, Link
+from headrace.cost.local import recall
 from headrace.cost.roofline import StepModel, compile_model
 from headrace.errors import ConfigError, ModelError
 from headrace.models import sketch
@@ -82,10 +83,11 @@ class PricedModel:
         return pages * self.layout.page_bytes / self.layout.block_size
 
     def on(self, device: Device, link: Link | None = None, imbalance: float = 1.0) -> StepModel:
-        """The program priced on a device."""
-        return compile_model(
+        """The program priced on a device; on this machine with what engines found out."""
+        model = compile_model(
             self.program, self.layout, self.weight_bytes, device, self.formats, link, imbalance
         )
+        return recall(model) if device.measured else model
 
 
 def names() -> list[str]:

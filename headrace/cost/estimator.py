@@ -35,6 +35,11 @@ class StepEstimator(Estimator):
         self._mfu = 0.0
         self._mbu = 0.0
 
+    @property
+    def observations(self) -> int:
+        """Steps that it has learned from."""
+        return self._fit.observations
+
     def seconds(self, plan: StepPlan) -> float:
         """Predicted seconds of one execution of `plan`. Does not change state."""
         return float(sum(map(mul, self.coefficients, self.model.terms(plan))))

@@ -1,12 +1,21 @@
-"""The cost model of the engine on this machine."""
+"""The cost model of the engine on this machine, and what engines found out about it.
 
+Once the machine is calibrated, an engine that ends leaves its fitted coefficients beside the
+profile, in a file named by a digest of the very step model (program, weights, profile). The next
+engine begins with them, and so do plans and simulations for `--hardware local`.
+"""
+
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
 
 from headrace.cost.calibrate import KERNEL_SHARE, total_memory
 from headrace.cost.estimator import StepEstimator
-from headrace.cost.hardware import LOCAL, Device, load_profile
-from headrace.cost.roofline import compile_model
+from headrace.cost.hardware import LOCAL, Device, load_profile, profile_path
+from headrace.cost.roofline import TERMS, StepModel, compile_model
 from headrace.errors import ConfigError
 from headrace.ops.spec import KVLayout, Program
 from headrace.ops.weights import Weight
@@ -58,11 +67,45 @@ def engine_estimator(
 ) -> StepEstimator:
     """The estimator of an engine that loads these weights and runs that many threads. Hand it to
     the scheduler, and `observe(plan, seconds)` what each step took."""
+    device = local_device(threads)
     model = compile_model(
         program,
         layout,
         {name: float(weight.nbytes) for name, weight in weights.items()},
-        local_device(threads),
+        device,
         {name: weight.formats for name, weight in weights.items()},
     )
-    return StepEstimator(model)
+    return StepEstimator(recall(model) if device.measured else model)
+
+
+def _fit_path(model: StepModel) -> Path:
+    row = replace(model, fitted=None).to_dict()
+    digest = blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=10).hexdigest()
+    return profile_path().parent / "fits" / f"{digest}.json"
+
+
+def recall(model: StepModel) -> StepModel:
+    """The model with the coefficients that an engine left for it, or as it is."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        row = json.loads(_fit_path(model).read_text("utf-8"))
+        fitted = tuple(float(row[name]) for name in TERMS)
+        if all(0.0 <= value < 1e6 for value in fitted):
+            return replace(model, fitted=fitted)
+    return model
+
+
+def remember(estimator: StepEstimator, least: int = 256) -> bool:
+    """Leave the coefficients of an engine that ends for the next; whether it was done. Not without
+    a profile, nor after fewer than `least` steps. A folder that cannot be written is no error."""
+    if estimator.observations < least or not profile_path().exists():
+        return False
+    path = _fit_path(estimator.model)
+    row = dict(zip(TERMS, estimator.coefficients, strict=True))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(row), "utf-8")
+        partial.replace(path)
+    except OSError:
+        return False
+    return True

@@ -97,7 +97,8 @@ class Amounts:
 @dataclass(frozen=True)
 class StepModel:
     """A program on a device, compiled. *_compute, *_bytes: forms in seconds; unit: seconds.
-    compute_share, bandwidth_share: of the device's limits, that the forms assume."""
+    compute_share, bandwidth_share: of the device's limits, that the forms assume. fitted:
+    coefficients that an engine found for this very model here, or None."""
 
     linear_compute: Form
     linear_bytes: Form
@@ -116,9 +117,13 @@ class StepModel:
     imbalance: float = 1.0
     compute_share: float = 1.0
     bandwidth_share: float = 1.0
+    fitted: tuple[float, ...] | None = None
 
     def start(self) -> tuple[float, ...]:
-        """The coefficients of an engine that behaves as the roofline says."""
+        """The coefficients to begin with: fitted ones, else those of an engine that behaves as the
+        roofline says."""
+        if self.fitted is not None:
+            return self.fitted
         return (self.overhead / self.unit, 1.0, 0.0, 1.0, 1.0, 0.0)
 
     def terms(self, plan: StepPlan) -> tuple[float, ...]:
@@ -230,6 +235,7 @@ class StepModel:
         }
         parts["spans"] = tuple(Span(**span) for span in row["spans"])
         parts["pools"] = tuple(Pool(**pool) for pool in row["pools"])
+        parts["fitted"] = None if row["fitted"] is None else tuple(row["fitted"])
         return StepModel(**parts)
 
 

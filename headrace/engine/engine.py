@@ -11,7 +11,7 @@ from collections.abc import Callable
 from headrace.core.plan import Event, Request, StepPlan
 from headrace.core.plan import Refused as CoreRefused
 from headrace.core.scheduler import Scheduler
-from headrace.cost.local import engine_estimator
+from headrace.cost.local import engine_estimator, remember
 from headrace.engine.beams import Beams
 from headrace.engine.books import Books
 from headrace.engine.constrain import Constraints
@@ -200,6 +200,7 @@ class Engine:
         """Free the model. Idempotent."""
         self._constraints.close()
         self._executable.close()
+        remember(self.estimator)
         if self._trace is not None:
             self._trace.close()
 

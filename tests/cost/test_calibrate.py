@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.core.plan import StepPlan
 from headrace.cost import calibrate, local
 from headrace.cost.catalog import find_model
 from headrace.cost.hardware import save_profile
@@ -58,8 +59,8 @@ def test_the_engine_finds_the_profile(
     assert alone.rates["f32"] == found.rates["f32"]["1"]
 
 
-def test_an_engine_estimator_needs_only_what_the_engine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_leaves_what_it_found_to_the_next(
+    found: calibrate.Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import numpy as np
 
@@ -74,4 +75,22 @@ def test_an_engine_estimator_needs_only_what_the_engine_has(
     }
     layout = KVLayout(decoder.kv_groups(spec), 1, 16)
     estimator = local.engine_estimator(program, layout, weights, 2)
-    assert estimator.model.seconds([0], [8]) > 0
+    before = estimator.model.seconds([0], [8])
+    assert before > 0
+    for _ in range(300):
+        estimator.observe(StepPlan(0, starts=[0], counts=[8]), 3 * before)
+    assert not local.remember(estimator), "without a profile nothing is kept"
+    save_profile(calibrate.device(found))
+    estimator = local.engine_estimator(program, layout, weights, found.threads)
+    before = estimator.model.seconds([0], [8])
+    assert not local.remember(estimator), "too few steps"
+    for _ in range(300):
+        estimator.observe(StepPlan(0, starts=[0], counts=[8]), 3 * before)
+    assert local.remember(estimator)
+    again = local.engine_estimator(program, layout, weights, found.threads)
+    assert again.coefficients == estimator.coefficients
+    assert again.model.seconds([0], [8], 0) > 2 * before
+    damaged = next((tmp_path / "headrace" / "fits").iterdir())
+    damaged.write_text("{}")
+    fresh = local.engine_estimator(program, layout, weights, found.threads)
+    assert fresh.coefficients == estimator.model.start()

@@ -100,7 +100,9 @@ def test_simulate_records_a_trace_that_replays(
     assert found["requests"] == 40
     assert found["ttft"]["p50"] > 0
     assert page.read_text().count("<svg") == 5
-    assert "every plan is as recorded" in out(capsys, "replay", str(trace))
+    replayed = tmp_path / "r.html"
+    assert "every plan is as recorded" in out(capsys, "replay", str(trace), "--html", str(replayed))
+    assert replayed.read_text().count("<svg") == 3
     lines = trace.read_text().splitlines(keepends=True)
     adds = [i for i, line in enumerate(lines) if line.startswith('["add"')]
     del lines[adds[3]]
