@@ -236,12 +236,13 @@ def replay(path: str | Path, watch: Watch | None = None) -> ReplayReport:
     differs. Raises ConfigError for a file that is no trace, of another version, or damaged."""
     lines = _Lines(Path(path))
     header = lines.header()
-    estimator = _estimator_from_dict(header["estimator"])
-    scheduler = Scheduler(
-        msgspec.convert(header["pool"], PoolConfig),
-        msgspec.convert(header["knobs"], Knobs),
-        estimator,
-    )
+    try:
+        estimator = _estimator_from_dict(header["estimator"])
+        pool = msgspec.convert(header["pool"], PoolConfig)
+        knobs = msgspec.convert(header["knobs"], Knobs)
+        scheduler = Scheduler(pool, knobs, estimator)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError("trace", f"{path}: its header is damaged: {error!r}") from error
     counts = _Counts()
     started: dict[int, tuple[float, StepPlan]] = {}
     difference = None
