@@ -6,14 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.config import DEFAULT_MODEL
+from headrace.config import DEFAULT_MODEL, EngineConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.models import folder, from_gguf, from_hf, hub, load, names, quantized
 from headrace.models.families import naming_of
 from headrace.models.fetch import SHORT_NAMES, Progress, fetch
 from headrace.models.gguf import GGUFFile
 from headrace.models.names import Naming
-from headrace.models.spec import Model, ModelSpec
+from headrace.models.spec import Model, ModelSpec, streaming
 from headrace.ops.weights import Tensor
 
 if TYPE_CHECKING:
@@ -106,6 +106,26 @@ def open_checkpoint(
         known = ", ".join(QUANTIZATIONS)
         raise ConfigError("quantization", f"{quantization!r} is not supported (known: {known})")
     return replace(_open(model, progress), quantize=QUANTIZATIONS[quantization])
+
+
+def open_configured(config: EngineConfig, progress: Progress | None = None) -> Checkpoint:
+    """Open the model of a configuration, with what it changes about the model.
+
+    Raises ConfigError for attention flags that make no sense, and as `open_checkpoint`.
+    """
+    sinks, window = config.attention_sinks, config.attention_window
+    if sinks < 0:
+        raise ConfigError("attention_sinks", f"must not be negative, not {sinks}")
+    if window is None and sinks:
+        raise ConfigError("attention_sinks", "needs --attention-window")
+    if window is not None and window < 1:
+        raise ConfigError("attention_window", f"must be at least 1, not {window}")
+    checkpoint = open_checkpoint(config.model, progress, config.quantization)
+    if window is None:
+        return checkpoint
+    note = f"attention sees the first {sinks} and the last {window} tokens, as asked"
+    spec = streaming(checkpoint.spec, sinks, window)
+    return replace(checkpoint, spec=spec, notes=(*checkpoint.notes, note))
 
 
 def _open(model: str, progress: Progress | None) -> Checkpoint:

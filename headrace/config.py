@@ -33,6 +33,12 @@ class EngineConfig:
     quantization: Literal["none", "int8", "int4"] = flag(
         "none", "quantize the 16-bit weights of a checkpoint while loading"
     )
+    attention_sinks: int = flag(
+        0, "first tokens that are kept beside --attention-window (StreamingLLM)", "N"
+    )
+    attention_window: int | None = flag(
+        None, "see only the last W tokens, and the first --attention-sinks", "W"
+    )
     kv_cache_memory_bytes: int | None = flag(None, "bytes of KV cache (4G, 512M, ...)", "BYTES")
     kv_cache_dtype: Literal["auto", "f16", "f32", "int8"] = flag("auto", "type of stored K and V")
     threads: int | None = flag(

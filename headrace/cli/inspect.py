@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headrace.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoint import Checkpoint, open_configured
 from headrace.cli import configure
 from headrace.cli.flags import add_flags
 from headrace.config import EngineConfig
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; returns the exit status, 1 where the model cannot run here."""
     (config,) = configure(arguments, EngineConfig)
-    checkpoint = open_checkpoint(config.model, quantization=config.quantization)
+    checkpoint = open_configured(config)
     threads = config.threads or usable_cores()
     backend = open_backend(config.backend, config.level, threads)
     kind: KVType = "f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype

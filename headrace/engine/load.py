@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.checkpoint import Checkpoint, open_checkpoint
+from headrace.checkpoint import Checkpoint, open_configured
 from headrace.config import EngineConfig
 from headrace.engine.memory import MemoryPlan, make_plan
 from headrace.errors import ConfigError
@@ -59,7 +59,7 @@ def load(config: EngineConfig, tell: Callable[[str], None] | None = None) -> Loa
     threads = config.threads if config.threads is not None else usable_cores()
     if threads < 1:
         raise ConfigError("threads", f"must be at least 1, not {threads}")
-    checkpoint = open_checkpoint(config.model, quantization=config.quantization)
+    checkpoint = open_configured(config)
     model = checkpoint.model(config.max_model_len)
     lap("read checkpoint")
     backend = open_backend(config.backend, config.level, threads)

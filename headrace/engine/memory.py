@@ -113,7 +113,7 @@ def make_plan(
         block_size=config.block_size,
         dtype="f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
-    groups = tuple(Group(group.window, group.pages_per_block) for group in model.groups)
+    groups = tuple(Group(group.window, group.pages_per_block, group.first) for group in model.groups)
     wanted = config.max_model_len
     if wanted is not None and not 1 <= wanted <= spec.max_positions:
         raise ConfigError(

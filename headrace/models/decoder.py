@@ -81,8 +81,9 @@ def _attention(
         eps=spec.norm_eps,
     )  # fmt: skip
     out = build.attention(
-        q, index, *heads, scale=spec.scale, window=layer.window, softcap=spec.softcap
-    )
+        q, index, *heads, scale=spec.scale, window=layer.window, first=layer.first,
+        softcap=spec.softcap,
+    )  # fmt: skip
     bias = f"{name}.attn_out_bias" if spec.out_bias else None
     return build.linear(out, f"{name}.attn_out", spec.hidden, bias)
 
@@ -98,16 +99,17 @@ def _feed_forward(build: ProgramBuilder, spec: ModelSpec, name: str, x: Buffer) 
 
 def kv_groups(spec: ModelSpec) -> tuple[KVGroup, ...]:
     """Layers that keep the same positions, in pages that are equally large in all groups."""
-    windows: dict[int | None, list[int]] = {}
+    windows: dict[tuple[int | None, int], list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        windows.setdefault(layer.window, []).append(index)
+        windows.setdefault((layer.window, layer.first), []).append(index)
     in_page = gcd(*(len(layers) for layers in windows.values()))
     return tuple(
         KVGroup(
-            "full" if window is None else f"window-{window}",
+            "full" if window is None else f"window-{f'{first}+' if first else ''}{window}",
             tuple(layers),
             window,
             len(layers) // in_page,
+            first,
         )
-        for window, layers in windows.items()
+        for (window, first), layers in windows.items()
     )

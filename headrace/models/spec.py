@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.ops.spec import Activation, KVGroup, Program
@@ -51,10 +51,12 @@ class Rope:
 @dataclass(frozen=True)
 class Layer:
     """What differs from layer to layer. window: None sees everything, W the last W positions.
-    rope: a key of `ModelSpec.ropes`, or None for a layer without rotation."""
+    rope: a key of `ModelSpec.ropes`, or None for a layer without rotation. first: positions at the
+    start that are seen beside the window."""
 
     window: int | None = None
     rope: str | None = "global"
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,16 @@ class ModelSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     positions: int = 0
+
+
+def streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
+    """The model with streaming attention (Xiao et al. 2023): layers that see everything see the
+    first `sinks` and the last `window` positions instead, at their true distances."""
+    layers = tuple(
+        replace(layer, window=window, first=sinks) if layer.window is None else layer
+        for layer in spec.layers
+    )
+    return replace(spec, layers=layers)
 
 
 @dataclass(frozen=True)

@@ -309,6 +309,7 @@ class KVGroup:
     """Layers that keep the same positions of KV.
 
     window: None keeps all positions; W keeps those that a query may still see (the last W).
+    first: positions at the start that are kept beside a window (streaming attention).
     `pages_per_block` pages of equal bytes hold one block: page s of a block holds layers
     `layers[s * n : (s + 1) * n]`, n = len(layers) / pages_per_block.
     """
@@ -317,6 +318,7 @@ class KVGroup:
     layers: tuple[int, ...]
     window: int | None = None
     pages_per_block: int = 1
+    first: int = 0
 
 
 KVType = Literal["f16", "f32", "int8"]
