@@ -70,7 +70,7 @@ class App:
         self._log_requests = log_requests
         self._served: Served | None = None
         self._template: ChatTemplate | None = None
-        self._failure: HeadraceError | None = None
+        self._failure: Exception | None = None
         self._settled = asyncio.Event()
         self._created = int(time.time())
         self._streams: set[EventStream] = set()
@@ -105,7 +105,7 @@ class App:
         self._served, self._template = served, template
         self._settled.set()
 
-    def fail(self, error: HeadraceError) -> None:
+    def fail(self, error: Exception) -> None:
         """The engine will not come: refuse every request with this error."""
         self._failure = error
         self._settled.set()

@@ -133,7 +133,9 @@ class ApiProcess:
             checkpoint, ready = await asyncio.gather(self._open(), self._client.ready())
             served = self._served(checkpoint, ready)
             self._app.serve(served, chat_template(served.tokenizer, template))
-        except HeadraceError as error:
+        except Exception as error:
+            if not isinstance(error, HeadraceError):
+                log.exception("the server cannot start")
             sys.stderr.write(f"headrace: {error}\n")
             self._app.fail(error)
             self._end(1)
