@@ -174,13 +174,13 @@ class EngineClient(asyncio.Protocol):
             self._transport.close()
         else:
             self._socket.close()
-        if self._process.poll() is None:
-            self._process.terminate()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        for end in (lambda: None, self._process.terminate, self._process.kill):
+            end()  # it ends by itself when the socket closes
+            try:
+                self._process.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                continue
+            return
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 

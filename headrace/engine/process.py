@@ -143,6 +143,7 @@ def main(arguments: list[str]) -> int:
     try:
         EngineProcess(channel, engine).run()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         engine.close()
         channel.close()
     return 0
