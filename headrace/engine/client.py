@@ -174,13 +174,13 @@ class EngineClient(asyncio.Protocol):
             self._transport.close()
         else:
             self._socket.close()
-        for end in (lambda: None, self._process.terminate, self._process.kill):
-            end()  # it ends by itself when the socket closes
-            try:
-                self._process.wait(timeout=2)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)  # it ends by itself when the socket closes
+        for end in (self._process.terminate, self._process.kill):
+            if self._process.poll() is None:
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=5)
 
     # --- asyncio.Protocol ---------------------------------------------------------------------
 
