@@ -7,7 +7,11 @@ from typing import Any
 
 from headrace.core.plan import Estimator, StepPlan
 from headrace.cost.fit import ErrorWindow, FitSettings, RecursiveFit
-from headrace.cost.roofline import TERMS, StepModel
+from headrace.cost.roofline import TERMS, Amounts, StepModel
+
+_EAGER = 1024
+_THIN = 4
+"""After so many steps it learns from every fourth only: by then news is rare, and time is dear."""
 
 
 class StepEstimator(Estimator):
@@ -32,6 +36,8 @@ class StepEstimator(Estimator):
         self._fit = RecursiveFit(self.coefficients, settings)
         self._refit_every = refit_every
         self.learning = True
+        self._seen = 0
+        self._last: tuple[StepPlan, Amounts, tuple[float, ...]] | None = None
         self._mfu = 0.0
         self._mbu = 0.0
 
@@ -41,20 +47,27 @@ class StepEstimator(Estimator):
         return self._fit.observations
 
     def seconds(self, plan: StepPlan) -> float:
-        """Predicted seconds of one execution of `plan`. Does not change state."""
-        return float(sum(map(mul, self.coefficients, self.model.terms(plan))))
+        """Predicted seconds of one execution of `plan`. Does not change what is predicted."""
+        return float(sum(map(mul, self.coefficients, self._priced(plan)[1])))
+
+    def _priced(self, plan: StepPlan) -> tuple[Amounts, tuple[float, ...]]:
+        """Amounts and terms of a plan; those of the last one are kept for `observe`."""
+        if self._last is None or self._last[0] is not plan:
+            amounts = self.model.amounts(plan)
+            self._last = (plan, amounts, self.model.price(amounts))
+        return self._last[1], self._last[2]
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """A plan took that long. Changes the fit, the published error, and now and then the
         coefficients. Steps of no time are passed over."""
         if seconds <= 0.0:
             return
-        amounts = self.model.amounts(plan)
+        amounts, terms = self._priced(plan)
         compute, moved = self.model.limits(amounts)
         self._mfu, self._mbu = compute / seconds, moved / seconds
-        terms = self.model.price(amounts)
         self.errors.add(sum(map(mul, self.coefficients, terms)), seconds)
-        if not self.learning:
+        self._seen += 1
+        if not self.learning or (self._seen > _EAGER and self._seen % _THIN):
             return
         self._fit.update(terms, seconds)
         if self._fit.observations % self._refit_every == 0:
