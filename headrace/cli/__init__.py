@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("headrace.cli.simulate", "run a workload over replicas in virtual time"),
     "replay": ("headrace.cli.replay", "check that a recorded run makes the same decisions again"),
     "calibrate": ("headrace.cli.calibrate", "measure this machine for plans and predictions"),
+    "doctor": ("headrace.cli.doctor", "say what this set-up does not do well, and the predicted gain"),
     "collect-env": ("headrace.cli.environment", "print what a bug report needs"),
 }
 """Name -> (module, one line of help). A name of two words is a sub-command."""
