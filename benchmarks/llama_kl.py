@@ -1,10 +1,12 @@
 """How far llama.cpp's next-token distributions are from the golden ones, on the same GGUF file.
 
     python -m venv /tmp/peer && /tmp/peer/bin/pip install xllamacpp numpy
-    /tmp/peer/bin/python benchmarks/llama_kl.py ~/.cache/headrace/models/SmolLM2-135M-Instruct.Q4_1.gguf
+    /tmp/peer/bin/python benchmarks/llama_kl.py
+    ~/.cache/headrace/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Prints the mean KL divergence at the positions that `scripts/perplexity.py --backend cpu` uses, so
-that the two figures compare. Needs `xllamacpp` (llama.cpp as a library) in an environment of its own.
+that the two figures compare. Needs `xllamacpp` (llama.cpp as a library) in an environment of its
+own.
 """
 
 import argparse
