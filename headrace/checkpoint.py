@@ -53,7 +53,7 @@ class Checkpoint:
         Raises ModelError where the tensors do not fit the configuration.
         """
         found = load.assemble(
-            self.spec, self._whole, self.naming, str(self.path), max_model_len, self.quantize,
+            self.spec, self._whole(), self.naming, str(self.path), max_model_len, self.quantize,
             self._tokens,
         )  # fmt: skip
         return replace(found, notes=self.notes + found.notes)
@@ -65,7 +65,6 @@ class Checkpoint:
             return from_gguf.num_tokens(self.metadata)
         return self.tokenizer().vocabulary if (self.path / "tokenizer.json").is_file() else None
 
-    @cached_property
     def _whole(self) -> Mapping[str, Tensor]:
         """The tensors, those of a quantized folder put together from their pieces."""
         config = self.metadata.get("quantization_config") if self.kind == "folder" else None

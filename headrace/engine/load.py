@@ -10,6 +10,7 @@ from headrace.checkpoint import Checkpoint, open_configured
 from headrace.config import EngineConfig
 from headrace.engine.memory import MemoryPlan, make_plan
 from headrace.errors import ConfigError
+from headrace.models.load import without_data
 from headrace.models.spec import Model
 from headrace.ops.backends import open_backend
 from headrace.ops.spec import Backend, Executable
@@ -66,8 +67,9 @@ def load(config: EngineConfig, tell: Callable[[str], None] | None = None) -> Loa
     plan = make_plan(config, model, backend, threads)
     lap("plan memory")
     if tell is not None:
-        for note in plan.notes:
+        for note in (*model.notes, *plan.notes):
             tell(note)
     executable = backend.load(model.program, model.weights, plan.layout, plan.limits)
     lap("load weights")
+    model = without_data(model)
     return LoadedModel(checkpoint, model, backend, executable, plan, tuple(timeline), config.trace)

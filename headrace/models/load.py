@@ -74,3 +74,17 @@ def _quantized(weights: Mapping[str, Weight], form: str) -> dict[str, Weight]:
         )
         for name, weight in weights.items()
     }
+
+
+def without_data(model: Model) -> Model:
+    """The model with weights that have names, formats, shapes and sizes but no bytes: what is
+    needed of it once a back-end has loaded them. Frees what was unpacked or quantized."""
+
+    def hollow(tensor: Tensor) -> Tensor:
+        return replace(tensor, data=np.broadcast_to(np.uint8(0), tensor.data.shape), aux={})
+
+    weights = {
+        name: replace(weight, parts=tuple(hollow(part) for part in weight.parts))
+        for name, weight in model.weights.items()
+    }
+    return replace(model, weights=weights)

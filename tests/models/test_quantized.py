@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from headrace.checkpoint import open_checkpoint
 from headrace.errors import ConfigError, ModelError
 from headrace.models import blocks
+from headrace.models.load import without_data
 from headrace.models.quantized import _E4M3, unpack
 from headrace.ops.backends import open_backend
 from headrace.ops.formats import dequantize
@@ -256,6 +257,11 @@ def test_quantization_of_a_checkpoint(tmp_path: Path) -> None:
     formats = {name: weight.formats for name, weight in model.weights.items()}
     assert formats["layers.0.down"] == ("Q4_1",)  # 64 in
     assert formats["layers.0.up"] == ("BF16",)  # 48 in
+    hollow = without_data(model)
+    assert {n: (w.shape, w.formats, w.nbytes) for n, w in hollow.weights.items()} == {
+        n: (w.shape, w.formats, w.nbytes) for n, w in model.weights.items()
+    }
+    assert all(p.data.strides == (0,) for w in hollow.weights.values() for p in w.parts)
     assert model.notes == ("float matrices are quantized to Q4_1 while loading",)
     with pytest.raises(ConfigError, match="quantization: 'int2' is not supported"):
         open_checkpoint(str(tmp_path), quantization="int2")
