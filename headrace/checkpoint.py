@@ -152,6 +152,12 @@ def _open_gguf(path: Path, name: str) -> Checkpoint:
 
 
 def _open_folder(path: Path, name: str) -> Checkpoint:
+    files = sorted(path.glob("*.gguf"))
+    if files and not (path / "config.json").exists():
+        if len(files) > 1 and not files[0].name.endswith(f"-00001-of-{len(files):05d}.gguf"):
+            listed = ", ".join(one.name for one in files[:5])
+            raise ModelError(f"{path}: holds several GGUF files, name one: {listed}")
+        return _open_gguf(files[0], name)
     config = folder.read_json(path / "config.json")
     spec = from_hf.read(config, str(path / "config.json"))
     stored = folder.read_tensors(path)

@@ -13,7 +13,7 @@ from headrace.ops.weights import Tensor
 GROUP = 32
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
-_CHUNK_ROWS = 1024
+_CHUNK_ROWS = 256
 
 
 def tensor(name: str, form: str, shape: tuple[int, ...], data: npt.NDArray[np.generic]) -> Tensor:

@@ -1,6 +1,8 @@
 """From a spec and tensors to a Model: program, weights, KV groups."""
 
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -55,25 +57,20 @@ def assemble(
 
 def _quantized(weights: Mapping[str, Weight], form: str) -> dict[str, Weight]:
     """Float matrices as blocks; the embedding and the logits get 8 bits at least. A matrix whose
-    rows are no whole number of blocks stays as it is; a tensor with two names stays one."""
-    done: dict[int, Tensor] = {}
+    rows are no whole number of blocks stays as it is."""
 
-    def part(tensor: Tensor, wanted: str) -> Tensor:
+    def fits(tensor: Tensor) -> bool:
         plain = tensor.format in ("F32", "F16", "BF16") and len(tensor.shape) == 2
-        if not plain or tensor.shape[1] % blocks.GROUP:
-            return tensor
-        if id(tensor) not in done:
-            done[id(tensor)] = blocks.quantize(tensor, wanted)
-        return done[id(tensor)]
+        return plain and tensor.shape[1] % blocks.GROUP == 0
 
-    ends = {"embed", "logits", "positions"}
-    return {
-        name: replace(
-            weight,
-            parts=tuple(part(one, "Q8_0" if name in ends else form) for one in weight.parts),
-        )
-        for name, weight in weights.items()
-    }
+    def quantized(weight: Weight) -> Weight:
+        to = "Q8_0" if weight.name in ("embed", "logits", "positions") else form
+        parts = (blocks.quantize(p, to) if fits(p) else p for p in weight.parts)
+        return replace(weight, parts=tuple(parts))
+
+    # numpy lets go of the interpreter's lock while it computes on large arrays.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return dict(zip(weights, pool.map(quantized, weights.values()), strict=True))
 
 
 def without_data(model: Model) -> Model:

@@ -285,3 +285,12 @@ def test_gemma3_with_a_vision_tower(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(whole))
         model = open_checkpoint(str(tmp_path)).model()
         assert model.notes == ("the vision tower is left out: text only",)
+
+
+def test_folders_of_gguf_files(tmp_path: Path) -> None:
+    weights = FAMILIES / "llama" / "model.safetensors"
+    convert(FAMILIES / "llama", weights, tmp_path / "one.gguf")
+    assert open_checkpoint(str(tmp_path)).path.name == "one.gguf"
+    convert(FAMILIES / "llama", weights, tmp_path / "two.gguf")
+    with pytest.raises(ModelError, match=r"several GGUF files, name one: one\.gguf, two\.gguf"):
+        open_checkpoint(str(tmp_path))
