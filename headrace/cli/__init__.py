@@ -20,6 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("headrace.cli.serve", "serve a model by the OpenAI API"),
     "chat": ("headrace.cli.chat", "talk to a model in the terminal"),
     "complete": ("headrace.cli.complete", "continue a text"),
+    "bench limits": ("headrace.cli.measure.limits", "measure what this machine can do"),
+    "bench kernels": ("headrace.cli.measure.kernels", "measure each op beside the limits"),
+    "bench latency": ("headrace.cli.measure.latency", "measure one batch, prompt to last token"),
+    "bench throughput": ("headrace.cli.measure.throughput", "measure many prompts, offline"),
     "bench serve": ("headrace.bench.serve", "load a server and measure it"),
     "inspect": ("headrace.cli.inspect", "show what is in a model file and how it will run here"),
     "plan": ("headrace.cli.plan", "say what a service takes, and how to run it"),
@@ -27,7 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("headrace.cli.simulate", "run a workload over replicas in virtual time"),
     "replay": ("headrace.cli.replay", "check that a recorded run makes the same decisions again"),
     "calibrate": ("headrace.cli.calibrate", "measure this machine for plans and predictions"),
-    "doctor": ("headrace.cli.doctor", "say what this set-up does not do well, and the predicted gain"),
+    "doctor": (
+        "headrace.cli.doctor",
+        "say what this set-up does badly, and the predicted gain",
+    ),
     "collect-env": ("headrace.cli.environment", "print what a bug report needs"),
 }
 """Name -> (module, one line of help). A name of two words is a sub-command."""
