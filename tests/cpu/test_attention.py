@@ -1,0 +1,95 @@
+"""What the table of cases is too small for: contexts of several spans, cut among threads."""
+
+import numpy as np
+import pytest
+
+from headrace.ops.backends import open_backend
+from headrace.ops.cpu import CpuBackend
+from tests.cpu.linears import LEVELS
+from tests.ops.cases import attention
+from tests.ops.rig import Case, Slice, bits, run
+
+LENGTH = 530
+"""Three spans of 256 keys, the last one short."""
+
+every_level = pytest.mark.parametrize("level", LEVELS)
+
+
+def long_case(name: str, **options: object) -> Case:
+    return attention(name, lengths=(LENGTH,), **options)  # type: ignore[arg-type]
+
+
+SHAPES = {
+    "mha": long_case("mha", heads=2, kv_heads=2),
+    "group-3": long_case("group-3", heads=3, kv_heads=1, dtype="f32", block_size=32),
+    "group-14": long_case("group-14", heads=14, kv_heads=1, head_dim=8),
+    "int8": long_case("int8", heads=6, kv_heads=2, dtype="int8", block_size=64),
+    "window": long_case("window", window=300, sinks=True),
+    "kept": long_case("kept", window=40, first=21, block_size=32),
+    "odd": long_case("odd", head_dim=19, softcap=3.0),
+}
+
+
+def rows(level: str, case: Case, threads: int, *steps: list[Slice]) -> list[bytes]:
+    executable = case.load(CpuBackend(level, threads), threads)
+    got = bits(run(executable, case, steps, seed=threads))["out"]
+    executable.close()
+    return got
+
+
+@every_level
+@pytest.mark.parametrize("shape", SHAPES)
+def test_spans_cut_among_threads_give_the_same_bits(level: str, shape: str) -> None:
+    """Few rows over a long context: each span is a piece, and the merge is a second instruction.
+    With one thread the same rows go through whole."""
+    case = SHAPES[shape]
+    whole = rows(level, case, 1, [(0, 0, LENGTH)])
+    short = [(0, 0, 250)], [(0, 250, 5)], [(0, 255, 1)], [(0, 256, 1)], [(0, 257, 272)]
+    for threads in (1, 2, 5):
+        assert rows(level, case, threads, *short, [(0, LENGTH - 1, 1)]) == whole
+
+
+@every_level
+def test_many_sequences_give_the_bits_of_each_alone(level: str) -> None:
+    """So many slices that a piece takes all kv heads of one."""
+    case = attention("many", 4, 2, lengths=(1, 2, 3, 5) * 17)
+    count = len(case.lengths)
+    whole: list[Slice] = [(i, 0, case.lengths[i]) for i in range(count)]
+    alone = [[place] for place in reversed(whole)]
+    assert rows(level, case, 1, whole) == rows(level, case, 1, *alone)
+
+
+@every_level
+def test_eight_bit_keys_and_values_stay_close(level: str) -> None:
+    """Against unrounded K and V: half a step of 1 / 127 of the largest of 64 normal values, about
+    0.55 % of a value's spread, averaged over the keys that weigh."""
+    outputs = []
+    for dtype in ("f32", "int8"):
+        case = attention(f"quality-{dtype}", 6, 2, 64, dtype=dtype, lengths=(300,))
+        executable = case.load(CpuBackend(level))
+        outputs.append(run(executable, case, [[(0, 0, 300)]], seed=0)["out"][0])
+        executable.close()
+    error = np.sqrt(np.mean((outputs[0] - outputs[1]) ** 2) / np.mean(outputs[0] ** 2))
+    assert 1e-4 < error < 0.02
+
+
+@every_level
+def test_long_contexts_agree_with_the_reference(level: str) -> None:
+    for case in (SHAPES["mha"], SHAPES["window"], SHAPES["kept"]):
+        found = []
+        for backend in (open_backend("reference"), CpuBackend(level)):
+            executable = case.load(backend)
+            found.append(run(executable, case, [[(0, 0, LENGTH)]], seed=2)["out"][0])
+            executable.close()
+        scale = np.sqrt(np.mean(found[0] ** 2))
+        assert np.abs(found[0] - found[1]).max() < case.tolerance["out"] * scale
+
+
+@every_level
+def test_an_odd_head_dimension_is_named_as_the_slower_path(level: str) -> None:
+    paths = {}
+    for shape in ("mha", "odd"):
+        executable = SHAPES[shape].load(CpuBackend(level))
+        paths[shape] = dict(executable.paths)["attention"]  # type: ignore[attr-defined]
+        executable.close()
+    assert paths == {"mha": level, "odd": f"{level}.generic"}
