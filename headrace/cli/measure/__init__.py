@@ -1,0 +1,2 @@
+"""`headrace bench limits | kernels | latency | throughput`: this machine, from inside the
+process."""
