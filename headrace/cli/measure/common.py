@@ -71,8 +71,8 @@ def report(rows: Sequence[dict[str, Any]], title: str, as_json: bool) -> None:
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name, value in rows[0].items():
-        side = "left" if isinstance(value, str) else "right"
-        table.add_column(name, justify=side, no_wrap=True)
+        text = isinstance(value, str)
+        table.add_column(name, justify="left" if text else "right", no_wrap=True)
     for row in rows:
         table.add_row(*[shown(value) for value in row.values()])
     console = Console()
