@@ -1,7 +1,7 @@
 """Write the tables of request fields into docs/api.md, from the structs that decode them.
 
-    python scripts/api_docs.py          write
-    python scripts/api_docs.py --check  exit with 1 where the page is not up to date
+python scripts/api_docs.py          write
+python scripts/api_docs.py --check  exit with 1 where the page is not up to date
 """
 
 import sys

@@ -27,17 +27,17 @@ from headrace.engine.params import SamplingParams, make_submit
 from headrace.engine.state import SequenceState
 from headrace.text.tokenizer import Tokenizer
 
-WORDS = (
-    "water wheel river engine light glass stone north signal copper garden number letter window "
-    "music paper winter summer market bridge engineer answer question random table morning"
-).split()
+WORDS = ["water", "wheel", "river", "engine", "light", "glass", "stone", "north", "signal",
+"copper", "garden", "number", "letter", "window", "music", "paper", "winter", "summer", "market",
+"bridge", "engineer", "answer", "question", "random", "table", "morning"]
 
 
 @dataclass(frozen=True)
 class Condition:
     """One row of the table. together: sequences of the set that run at once (0: all).
 
-    others: random requests beside them. config: fields of EngineConfig. warm: run the set once before.
+    others: random requests beside them. config: fields of EngineConfig. warm: run the set once
+    before.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
-        self.hashes: dict[str, "hashlib._Hash"] = {}
+        self.hashes: dict[str, hashlib._Hash] = {}
 
     def __call__(self, plan: StepPlan, states: list[SequenceState]) -> None:
         assert self.engine is not None
@@ -233,7 +233,18 @@ def main() -> int:
             "# The determinism table\n\n"
             f"`python scripts/determinism.py --model {options.model} --prompts {options.prompts}"
             f" --tokens {options.tokens}` on {platform.machine()}.\n"
-            "Each row: sequences (greedy and seeded) whose tokens and logits' bits all equal those of"
+            "Each
+            row:
+            sequences (greedy and seeded)
+            whose
+            tokens
+            and
+            logits'
+            bits
+            all
+            equal
+            those
+            of"
             " the first row of their level.\n\n" + "\n".join(lines) + "\n"
         )
     return 1 if wrong else 0

@@ -1,9 +1,9 @@
 """Write tests/golden/tokenizers.json: what the families' reference tokenizers make of 2,000 texts.
 
-Run with a Python that has transformers, sentencepiece and regex: python scripts/golden_tokenizers.py
-References: the classes of transformers where it has them, sentencepiece itself for scored pieces, else
-the published splitting expression in the `regex` module with a textbook BPE. The vocabularies are small
-ones trained here.
+Run with a Python that has transformers, sentencepiece and regex: python
+scripts/golden_tokenizers.py References: the classes of transformers where it has them,
+sentencepiece itself for scored pieces, else the published splitting expression in the `regex`
+module with a textbook BPE. The vocabularies are small ones trained here.
 """
 
 import io
@@ -100,8 +100,7 @@ def byte_level() -> dict[str, Any]:
     encoders["gpt-4o"] = with_regex(GPT4O, tokens, merges, whole=False)
     texts = varied_texts(COUNT, seed=7)
     digests = {
-        name: "".join(digest(encode(text)) for text in texts)
-        for name, encode in encoders.items()
+        name: "".join(digest(encode(text)) for text in texts) for name, encode in encoders.items()
     }
     return {"tokens": tokens, "merges": merges, "digests": digests}
 

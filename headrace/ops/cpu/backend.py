@@ -25,8 +25,8 @@ class CpuBackend:
     """The C++ kernels of one instruction level.
 
     level: 'auto' (the best that this machine runs), 'avx512', 'avx2' or 'portable'. threads: used
-    where the limits of `load` name fewer than 1. Raises ConfigError for a level that is not built or
-    does not run here.
+    where the limits of `load` name fewer than 1. Raises ConfigError for a level that is not built
+    or does not run here.
     """
 
     name = "cpu"

@@ -25,7 +25,8 @@ _POPULATE = 8 << 20  # bytes made resident at a time: a few milliseconds
 
 @dataclass(frozen=True)
 class Tables:
-    """Cosines and sines of one rope, [max_positions, rotary / 2] each, as offsets in the weights."""
+    """Cosines and sines of one rope, [max_positions, rotary / 2] each, as offsets in the
+    weights."""
 
     cos: int
     sin: int
@@ -37,8 +38,8 @@ class Sizes:
     """Where everything lies, and the bytes of each mapping.
 
     packed: native weights by name. matrices, vectors: offsets in the weight memory, by name.
-    tables: rope tables by (weight, scale). placed: the buffers. quantized, shared, scratch: offsets in
-    the workspace of the quantized activations, the attention partials and the threads' scratch.
+    tables: rope tables by (weight, scale). placed: the buffers. quantized, shared, scratch: offsets
+    in the workspace of the quantized activations, the attention partials and the threads' scratch.
     """
 
     packed: Mapping[str, Any]
