@@ -27,9 +27,8 @@ from headrace.engine.params import SamplingParams, make_submit
 from headrace.engine.state import SequenceState
 from headrace.text.tokenizer import Tokenizer
 
-WORDS = ["water", "wheel", "river", "engine", "light", "glass", "stone", "north", "signal",
-"copper", "garden", "number", "letter", "window", "music", "paper", "winter", "summer", "market",
-"bridge", "engineer", "answer", "question", "random", "table", "morning"]
+WORDS = """water wheel river engine light glass stone north signal copper garden number letter
+window music paper winter summer market bridge engineer answer question random table morning"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Condition:
     """One row of the table. together: sequences of the set that run at once (0: all).
 
     others: random requests beside them. config: fields of EngineConfig. warm: run the set once
-    before.
+    before. preempt: a pool of KV that is far too small for all.
     """
 
     name: str
@@ -79,7 +78,7 @@ def prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     rng = random.Random(20)
     texts: list[str] = []
     for index in range(count):
-        words = [rng.choice(WORDS) for _ in range(rng.randint(5, 150))]
+        words = [rng.choice(WORDS.split()) for _ in range(rng.randint(5, 150))]
         head = texts[-1][: len(texts[-1]) // 2] if index % 3 == 2 else ""
         texts.append(head + " ".join(words))
     return [tokenizer.encode(text) for text in texts]
@@ -233,19 +232,8 @@ def main() -> int:
             "# The determinism table\n\n"
             f"`python scripts/determinism.py --model {options.model} --prompts {options.prompts}"
             f" --tokens {options.tokens}` on {platform.machine()}.\n"
-            "Each
-            row:
-            sequences (greedy and seeded)
-            whose
-            tokens
-            and
-            logits'
-            bits
-            all
-            equal
-            those
-            of"
-            " the first row of their level.\n\n" + "\n".join(lines) + "\n"
+            "Each row: sequences (greedy and seeded) whose tokens and logits' bits all equal those"
+            " of the first row of their level.\n\n" + "\n".join(lines) + "\n"
         )
     return 1 if wrong else 0
 

@@ -113,21 +113,10 @@ def make_plan(
         block_size=config.block_size,
         dtype="f16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
     )
-    groups = tuple(Group(group.window, group.pages_per_block, group.first) for group in
-    model.groups)
+    groups = tuple(Group(each.window, each.pages_per_block, each.first) for each in model.groups)
     wanted = config.max_model_len
-    if
-    wanted
-    is
-    not None
-    and
-    not 1
-    <=
-    wanted
-    <=
-    spec.max_positions:
-        raise
-        ConfigError(
+    if wanted is not None and not 1 <= wanted <= spec.max_positions:
+        raise ConfigError(
             "max_model_len", f"must be in [1, {spec.max_positions}] for this model, not {wanted}"
         )
     length = wanted or spec.max_positions
