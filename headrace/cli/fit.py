@@ -125,7 +125,7 @@ def _sizes(arguments: argparse.Namespace) -> tuple[Sizes, int]:
         )  # fmt: skip
         step = asked.max_num_batched_tokens or DEFAULT_STEP_TOKENS
         pages = sum(
-            blocks_of_sequence(Group(g.window), context, config.block_size, step)
+            blocks_of_sequence(Group(g.window, first=g.first), context, config.block_size, step)
             * g.pages_per_block
             for g in model.groups
         )

@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _setup(
     arguments: argparse.Namespace, groups: tuple[KVGroup, ...], pages: int, length: int
 ) -> Setup:
-    kv_groups = tuple(Group(g.window, g.pages_per_block) for g in groups)
+    kv_groups = tuple(Group(g.window, g.pages_per_block, g.first) for g in groups)
     sequences, budget = arguments.max_num_seqs, arguments.max_num_batched_tokens
     # A pool far larger than what can be in use only costs the simulation memory.
     rows = sum(group.pages_per_block for group in kv_groups)

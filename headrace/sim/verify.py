@@ -33,7 +33,7 @@ def setup_of(choice: Choice, traffic: Traffic) -> Setup:
     holds."""
     layout, batch = choice.replica.model.layout, choice.at.batch
     longest = min(LONGEST, max(traffic.longest, 4 * round(traffic.prompt + traffic.output)))
-    groups = tuple(Group(g.window, g.pages_per_block) for g in layout.groups)
+    groups = tuple(Group(g.window, g.pages_per_block, g.first) for g in layout.groups)
     pages = int(choice.replica.kv_bytes // layout.page_bytes)
     enough = (batch + 8) * -(-longest // layout.block_size) * layout.table_rows
     pool = PoolConfig(
