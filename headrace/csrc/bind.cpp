@@ -227,7 +227,7 @@ template <class Measure>
 double total_rate(hr::Pool &pool, Measure measure) {
   std::vector<double> rates(static_cast<size_t>(pool.threads()));
   nb::gil_scoped_release release;
-  pool.run([&](int thread) { rates[static_cast<size_t>(thread)] = measure(thread); });
+  pool.together([&](int thread) { rates[static_cast<size_t>(thread)] = measure(thread); });
   double total = 0;
   for (double rate : rates) total += rate;
   return total;

@@ -17,6 +17,9 @@ struct Timing {
 
 class Program {
  public:
+  Program() = default;
+  Program(const Program &) = delete;
+  Program &operator=(const Program &) = delete;
   void add(std::unique_ptr<Instruction> instruction);
   void add(std::vector<std::unique_ptr<Instruction>> instructions);
   // Instructions added from here on belong to the sampling part.
@@ -37,14 +40,11 @@ class Program {
   const std::vector<std::unique_ptr<Instruction>> &instructions() const { return instructions_; }
 
  private:
-  void run_range(const Step &step, size_t begin, size_t end, double *seconds);
   std::vector<std::unique_ptr<Instruction>> instructions_;
   size_t forward_ = 0;
   Pool *pool_ = nullptr;
   uint8_t *scratch_ = nullptr;
   size_t scratch_bytes_ = 0;
-  std::unique_ptr<Claims> claims_;
-  std::unique_ptr<Barrier> barrier_;
 };
 
 }  // namespace hr

@@ -2,7 +2,8 @@
 //
 // A program is a list of instructions, built once at load. One step runs them in order on all threads:
 // each instruction says how many pieces the step has, threads claim pieces from an atomic counter, and
-// a barrier separates instructions. Buffers are fixed addresses; per step only the counts change.
+// an instruction begins when all pieces of the one before are done. Buffers are fixed addresses; per
+// step only the counts change.
 //
 // Every kernel keeps row independence: the bits of a row depend on that row and its KV alone, whatever
 // the other rows, the piece boundaries and the thread that claims them. No fast-math; contraction is
@@ -62,8 +63,8 @@ class Instruction {
   virtual ~Instruction() = default;
   // Name of the op and of the chosen kernel path, for logs, metrics and --strict-kernels.
   std::string op, path;
-  // Number of independent pieces of this step, 0 when there is nothing to do. Called by every thread
-  // at every step: cheap, and the same answer on each.
+  // Number of independent pieces of this step, 0 when there is nothing to do. Called at every
+  // step: cheap.
   virtual int32_t pieces(const Step &step) const = 0;
   virtual void run(const Step &step, int32_t piece, Scratch &scratch) const = 0;
   virtual size_t scratch_bytes() const { return 0; }

@@ -1,17 +1,26 @@
 #include "threads.h"
 
+#include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace hr {
 namespace {
 
-// Spins before a waiting thread starts to give its core away: about 20 to 50 us.
+// Spins before an idle thread starts to give its core away: about 20 to 50 us.
 constexpr int kSpins = 1000;
 // Time that an idle worker stays ready (yielding) before it sleeps: longer than the usual gap between
 // two steps, short enough that an idle engine costs nothing.
 constexpr auto kReady = std::chrono::microseconds(300);
+
+constexpr int kFieldBits = 20;
+constexpr uint64_t kField = (uint64_t{1} << kFieldBits) - 1;
+
+int32_t next_piece(uint64_t ticket) { return static_cast<int32_t>(ticket & kField); }
+int32_t pieces_of(uint64_t ticket) { return static_cast<int32_t>(ticket >> kFieldBits & kField); }
+int32_t index_of(uint64_t ticket) { return static_cast<int32_t>(ticket >> 2 * kFieldBits); }
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -21,48 +30,25 @@ inline void relax() {
 #endif
 }
 
-void pin(std::thread::native_handle_type thread, int cpu) {
+void pin(pthread_t thread, int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<size_t>(cpu), &set);
   pthread_setaffinity_np(thread, sizeof set, &set);
 }
 
+class Each final : public Job {
+ public:
+  Each(int32_t pieces, const std::function<void(int32_t)> &body) : pieces_(pieces), body_(body) {}
+  void run(int32_t, int32_t piece, int) override { body_(piece); }
+  Stage next(int32_t index) override { return {0, index < 0 ? pieces_ : 0}; }
+
+ private:
+  int32_t pieces_;
+  const std::function<void(int32_t)> &body_;
+};
+
 }  // namespace
-
-Claims::Claims(int threads) : threads_(threads), shares_(new Share[static_cast<size_t>(threads)]) {}
-
-void Claims::prepare(int32_t pieces) {
-  for (int t = 0; t < threads_; ++t) {
-    int64_t begin = static_cast<int64_t>(pieces) * t / threads_;
-    int64_t end = static_cast<int64_t>(pieces) * (t + 1) / threads_;
-    shares_[t].next.store(static_cast<int32_t>(begin), std::memory_order_relaxed);
-    shares_[t].end = static_cast<int32_t>(end);
-  }
-}
-
-int32_t Claims::next(int thread) {
-  for (int i = 0; i < threads_; ++i) {
-    int owner = thread + i;
-    if (owner >= threads_) owner -= threads_;
-    Share &share = shares_[owner];
-    if (share.next.load(std::memory_order_relaxed) >= share.end) continue;
-    int32_t piece = share.next.fetch_add(1, std::memory_order_relaxed);
-    if (piece < share.end) return piece;
-  }
-  return -1;
-}
-
-void Barrier::wait(uint32_t phase) const {
-  int spins = 0;
-  while (phase_.load(std::memory_order_acquire) == phase) {
-    if (++spins < kSpins) {
-      relax();
-    } else {
-      sched_yield();
-    }
-  }
-}
 
 Pool::Pool(int threads, const std::vector<int> &cpus) : threads_(threads) {
   for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
@@ -75,29 +61,27 @@ Pool::Pool(int threads, const std::vector<int> &cpus) : threads_(threads) {
 Pool::~Pool() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    stop_ = true;
-    epoch_.fetch_add(1);
+    stop_.store(true);
   }
   wake_.notify_all();
   for (std::thread &worker : workers_) worker.join();
 }
 
-void Pool::run(const std::function<void(int)> &body) {
+void Pool::run(Job &job) {
+  Stage stage = job.next(-1);
   if (threads_ == 1) {
-    body(0);
+    for (; stage.pieces > 0; stage = job.next(stage.index))
+      for (int32_t piece = 0; piece < stage.pieces; ++piece) job.run(stage.index, piece, 0);
     return;
   }
-  body_ = &body;
-  running_.store(threads_ - 1, std::memory_order_relaxed);
-  epoch_.fetch_add(1);
-  if (sleeping_.load() > 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    wake_.notify_all();
-  }
-  body(0);
-  int spins = 0;
-  while (running_.load(std::memory_order_acquire) != 0) {
-    if (++spins < kSpins) {
+  if (stage.pieces == 0) return;
+  job_ = &job;
+  finished_.store(false, std::memory_order_relaxed);
+  open(stage);
+  for (int idle = 0; !finished_.load(std::memory_order_acquire);) {
+    if (take(0)) {
+      idle = 0;
+    } else if (++idle < kSpins) {
       relax();
     } else {
       sched_yield();
@@ -105,38 +89,81 @@ void Pool::run(const std::function<void(int)> &body) {
   }
 }
 
+void Pool::open(Stage stage) {
+  uint64_t index = static_cast<uint64_t>(stage.index), pieces = static_cast<uint64_t>(stage.pieces);
+  ticket_.store(index << 2 * kFieldBits | pieces << kFieldBits);
+  if (stage.pieces > 1 && sleeping_.load() > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
+}
+
+bool Pool::take(int thread) {
+  uint64_t ticket = ticket_.load(std::memory_order_acquire);
+  int32_t first, count;
+  do {
+    first = next_piece(ticket);
+    int32_t left = pieces_of(ticket) - first;
+    if (left <= 0) return false;
+    // A share of what is left: neighbours in memory stay with one thread, the ends even out.
+    count = std::max(1, left / (2 * threads_));
+  } while (!ticket_.compare_exchange_weak(ticket, ticket + static_cast<uint64_t>(count),
+                                          std::memory_order_acq_rel, std::memory_order_acquire));
+  int32_t index = index_of(ticket);
+  for (int32_t piece = first; piece < first + count; ++piece) job_->run(index, piece, thread);
+  if (done_.fetch_add(count, std::memory_order_acq_rel) + count == pieces_of(ticket)) {
+    done_.store(0, std::memory_order_relaxed);
+    Stage stage = job_->next(index);
+    if (stage.pieces > 0) {
+      open(stage);
+    } else {
+      finished_.store(true, std::memory_order_release);
+    }
+  }
+  return true;
+}
+
 void Pool::each(int32_t pieces, const std::function<void(int32_t)> &body) {
-  Claims claims(threads_);
-  claims.prepare(pieces);
-  run([&](int thread) {
-    for (int32_t piece; (piece = claims.next(thread)) >= 0;) body(piece);
+  Each job(pieces, body);
+  run(job);
+}
+
+void Pool::together(const std::function<void(int)> &body) {
+  std::atomic<int> arrived{0};
+  // Each piece waits for all to have begun, so no thread can take two.
+  each(threads_, [&](int32_t piece) {
+    arrived.fetch_add(1);
+    while (arrived.load() < threads_) sched_yield();
+    body(piece);
   });
 }
 
 void Pool::work(int thread) {
-  uint32_t seen = 0;
-  while (true) {
-    int spins = 0;
-    std::chrono::steady_clock::time_point deadline;
-    while (epoch_.load(std::memory_order_acquire) == seen) {
-      if (++spins < kSpins) {
-        relax();
-        continue;
-      }
-      if (spins == kSpins) deadline = std::chrono::steady_clock::now() + kReady;
-      if (std::chrono::steady_clock::now() < deadline) {
-        sched_yield();
-        continue;
-      }
-      std::unique_lock<std::mutex> lock(mutex_);
-      sleeping_.fetch_add(1);
-      wake_.wait(lock, [&] { return epoch_.load() != seen; });
-      sleeping_.fetch_sub(1);
+  auto open_pieces = [this] {
+    uint64_t ticket = ticket_.load();
+    return next_piece(ticket) < pieces_of(ticket);
+  };
+  int idle = 0;
+  std::chrono::steady_clock::time_point deadline;
+  while (!stop_.load(std::memory_order_relaxed)) {
+    if (take(thread)) {
+      idle = 0;
+      continue;
     }
-    seen = epoch_.load(std::memory_order_acquire);
-    if (stop_) return;
-    (*body_)(thread);
-    running_.fetch_sub(1, std::memory_order_acq_rel);
+    if (++idle < kSpins) {
+      relax();
+      continue;
+    }
+    if (idle == kSpins) deadline = std::chrono::steady_clock::now() + kReady;
+    if (std::chrono::steady_clock::now() < deadline) {
+      sched_yield();
+      continue;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleeping_.fetch_add(1);
+    wake_.wait(lock, [&] { return stop_.load() || open_pieces(); });
+    sleeping_.fetch_sub(1);
+    idle = 0;
   }
 }
 

@@ -1,60 +1,32 @@
-// Persistent threads: the caller and its workers run one parallel region at a time.
+// Persistent threads that work through the stages of a job together.
 //
-// Inside a region threads claim pieces of work and meet at barriers. Waiting spins first (a step crosses
-// hundreds of barriers, each a microsecond or so), then yields the core, so that a machine with more
-// runnable threads than cores keeps moving; between regions the workers go to sleep.
+// A stage is a number of independent pieces; it ends when all its pieces are done, and whoever finishes
+// the last one opens the next stage. Nobody waits for a thread that has nothing in hand: a worker that
+// is asleep, or has lost its core to another process, is not missed, the others take its pieces. Idle
+// threads spin first (a step crosses hundreds of stages, each a few microseconds), then yield the
+// core, and after a while workers sleep.
 #pragma once
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace hr {
 
-// Pieces [0, n) handed out to threads. Each thread has a contiguous share, so that it streams through
-// adjacent memory, and takes from the others' when its own is done.
-class Claims {
- public:
-  explicit Claims(int threads);
-  // Sets a new range; no thread may be claiming.
-  void prepare(int32_t pieces);
-  // Next piece for the thread, or -1.
-  int32_t next(int thread);
-
- private:
-  struct alignas(64) Share {
-    std::atomic<int32_t> next{0};
-    int32_t end = 0;
-  };
-  int threads_;
-  std::unique_ptr<Share[]> shares_;
+// Stage `index` of a job, with `pieces` > 0; 0 pieces say that the job is done.
+struct Stage {
+  int32_t index, pieces;
 };
 
-// Barrier of all threads of a pool; the last to arrive runs `then` before the others go on.
-class Barrier {
+class Job {
  public:
-  explicit Barrier(int threads) : threads_(threads) {}
-  template <class Then>
-  void arrive(Then then) {
-    uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
-      arrived_.store(0, std::memory_order_relaxed);
-      then();
-      phase_.store(phase + 1, std::memory_order_release);
-    } else {
-      wait(phase);
-    }
-  }
-
- private:
-  void wait(uint32_t phase) const;
-  int threads_;
-  alignas(64) std::atomic<int32_t> arrived_{0};
-  alignas(64) std::atomic<uint32_t> phase_{0};
+  virtual ~Job() = default;
+  virtual void run(int32_t index, int32_t piece, int thread) = 0;
+  // What follows stage `index` (-1: what comes first). Called by one thread at a time.
+  virtual Stage next(int32_t index) = 0;
 };
 
 class Pool {
@@ -66,20 +38,29 @@ class Pool {
   Pool &operator=(const Pool &) = delete;
 
   int threads() const { return threads_; }
-  // Runs body(thread) on every thread, the caller being thread 0. Not re-entrant.
-  void run(const std::function<void(int)> &body);
+  // Works through the job on all threads, the caller being thread 0. Not re-entrant.
+  void run(Job &job);
   // Runs body(piece) for every piece in [0, pieces), on all threads.
   void each(int32_t pieces, const std::function<void(int32_t)> &body);
+  // Runs body(thread) once on every thread, all at the same time.
+  void together(const std::function<void(int)> &body);
 
  private:
   void work(int thread);
-  int threads_;
+  // Takes pieces of the open stage and runs them. False where none are left.
+  bool take(int thread);
+  void open(Stage stage);
+
+  const int threads_;
   std::vector<std::thread> workers_;
-  const std::function<void(int)> *body_ = nullptr;
-  alignas(64) std::atomic<uint32_t> epoch_{0};
-  alignas(64) std::atomic<int32_t> running_{0};
+  Job *job_ = nullptr;
+  // The open stage: index in the bits from 40 up, pieces in bits 20 to 39, the next piece below. One
+  // word, so that a claim is right or fails as a whole, however late a thread comes.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int32_t> done_{0};
+  std::atomic<bool> finished_{true};
   alignas(64) std::atomic<int32_t> sleeping_{0};
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
   std::mutex mutex_;
   std::condition_variable wake_;
 };
