@@ -48,6 +48,22 @@ class HttpServer(uvicorn.Server):
         yield
 
 
+def http_config(app: App, max_connections: int) -> uvicorn.Config:
+    """uvicorn without what an API has no use for."""
+    return uvicorn.Config(
+        app,
+        http=connection_class(max_connections),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+    )
+
+
 class ApiProcess:
     """One server, for one run."""
 
@@ -89,19 +105,7 @@ class ApiProcess:
             self._config.api_key,
             self._config.enable_log_requests,
         )
-        self._server = HttpServer(
-            uvicorn.Config(
-                self._app,
-                http=connection_class(raise_file_limit()),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                timeout_keep_alive=75,
-            )
-        )
+        self._server = HttpServer(http_config(self._app, raise_file_limit()))
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_tell)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -5,11 +5,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-import uvicorn
-
-from headrace.serve.connection import connection_class
 from headrace.serve.listen import address, bind
-from headrace.serve.server import HttpServer
+from headrace.serve.server import HttpServer, http_config
 from tests.serve.conftest import Site
 
 
@@ -22,11 +19,7 @@ def serving(site: Site, max_connections: int = 200) -> Iterator[str]:
     server: list[HttpServer] = []
 
     async def serve() -> None:
-        config = uvicorn.Config(
-            site.app(), http=connection_class(max_connections), ws="none", lifespan="off",
-            log_config=None, access_log=False, server_header=False, date_header=False,
-        )  # fmt: skip
-        server.append(HttpServer(config))
+        server.append(HttpServer(http_config(site.app(), max_connections)))
         started.set()
         await server[0].serve(sockets=[listener])
 

@@ -3,9 +3,12 @@
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -367,3 +370,64 @@ async def test_a_silent_stream_is_opened_and_kept_open_with_comments(
     assert first.startswith(": waiting\n\n")
     assert ": waiting\n\n" in rest
     assert "".join(chunk["choices"][0]["text"] for chunk in events(reply)) == "a"
+
+
+# --- many at once -----------------------------------------------------------------------------
+
+SERVER = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from headrace.serve import http
+from headrace.serve.connection import raise_file_limit
+from headrace.serve.resolve import Served
+from tests.serve.conftest import Site
+from tests.serve.live import serving
+from tests.serve.vocabulary import small_tokenizer
+http.BODY_SECONDS = 1.0
+tokenizer = small_tokenizer()
+site = Site(tokenizer, Served("tiny", tokenizer, 128))
+with serving(site, raise_file_limit()) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_more_connections_than_file_handles() -> None:
+    """Of 160 clients some read slowly, some never send a body: each gets an answer or a clean
+    close, and the handles are back afterwards."""
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert server.stdout is not None
+    url = server.stdout.readline().strip()
+    handles = Path(f"/proc/{server.pid}/fd")
+    before = len(list(handles.iterdir()))
+
+    async def client(number: int) -> str:
+        host, port = url.removeprefix("http://").split(":")
+        try:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            raw = request("/v1/completions", {"prompt": "a", "stream": True},
+                          "connection: close\r\n")  # fmt: skip
+            writer.write(raw[:-20] if number % 5 == 0 else raw)
+            answer = b""
+            while part := await reader.read(40 if number % 2 else 65536):
+                answer += part
+                await asyncio.sleep(0.02 if number % 2 and len(answer) < 200 else 0)
+            writer.close()
+        except OSError:
+            return "closed"
+        return answer[9:12].decode() or "closed"
+
+    async def clients() -> list[str]:
+        async with asyncio.timeout(60):
+            return await asyncio.gather(*map(client, range(160)))
+
+    found = asyncio.run(clients())
+    assert set(found) <= {"200", "503", "408", "closed"}
+    assert found.count("200") >= 20
+    assert is_well(url)
+    assert until(lambda: len(list(handles.iterdir())) <= before)
+    server.communicate("", timeout=20)
+    assert server.returncode == 0
