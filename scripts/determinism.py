@@ -126,7 +126,7 @@ def run(
             running.add(name)
         while len(noise) < others:
             name, made = f"noise-{made}", made + 1
-            ids = [rng.randrange(100, 40000) for _ in range(rng.randint(3, 120))]
+            ids = [rng.randrange(3, tokenizer.vocabulary) for _ in range(rng.randint(3, 120))]
             params = SamplingParams(max_tokens=rng.randint(1, 40), temperature=1.0, seed=made)
             engine.submit(make_submit(name, ids, params, tokenizer, limit))
             noise.add(name)
