@@ -28,6 +28,12 @@ class Beams:
     def __contains__(self, state: SequenceState) -> bool:
         return state.request.number in self._searches
 
+    @property
+    def width(self) -> int:
+        """Beams of all searches together. While they fit the slots, no search can hold slots that
+        another one waits for."""
+        return sum(search.spec.width for search in self._searches.values())
+
     def open(self, request: RequestState) -> None:
         """Begin a search where the request asks for one."""
         submit = request.submit

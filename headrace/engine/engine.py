@@ -64,6 +64,7 @@ class Engine:
         self._next_number = 0
         self._constraints = Constraints(loaded.checkpoint.tokenizer, loaded.plan.limits.vocabulary)
         self._compiling: set[str] = set()
+        self._held: dict[str, tuple[Submit, Grammar | None]] = {}
         self._refused: list[Refused] = []
         self.step_seconds = 0.0
         self.kernel_seconds = 0.0
@@ -74,7 +75,9 @@ class Engine:
     def has_work(self) -> bool:
         """True while a request is unfinished or an output waits to be fetched."""
         books = self._books
-        return bool(books.requests or books.pending or books.finished or self._compiling)
+        return bool(
+            books.requests or books.pending or books.finished or self._compiling or self._held
+        )
 
     @property
     def only_compiling(self) -> bool:
@@ -84,8 +87,16 @@ class Engine:
 
     def submit(self, submit: Submit) -> None:
         """Take a request. Raises RequestError or OverloadError; nothing is kept then."""
-        if submit.id in self._books.requests or submit.id in self._compiling:
+        if (
+            submit.id in self._books.requests
+            or submit.id in self._compiling
+            or submit.id in self._held
+        ):
             raise RequestError("request_id", f"request id {submit.id!r} is already in use")
+        slots = self.scheduler.knobs.max_sequences
+        if submit.beam is not None and submit.beam.width > slots:
+            raise RequestError("n", f"{submit.beam.width} beams are more than the {slots} sequences"
+                               " that run at once (--max-num-seqs)")  # fmt: skip
         if submit.grammar is None:
             self._admit(submit, None)
         else:
@@ -93,6 +104,11 @@ class Engine:
             self._constraints.compile(submit)
 
     def _admit(self, submit: Submit, grammar: Grammar | None) -> None:
+        """Hand a request to the scheduler; a beam search waits until all its beams find a slot."""
+        width = 0 if submit.beam is None else submit.beam.width
+        if width and self._beams.width + width > self.scheduler.knobs.max_sequences:
+            self._held[submit.id] = (submit, grammar)
+            return
         sampling = submit.sampling
         number, now = self._next_number, self._clock()
         request = Request(
@@ -128,6 +144,8 @@ class Engine:
         if self._constraints.cancel(request_id):
             self._compiling.discard(request_id)
             return
+        if self._held.pop(request_id, None) is not None:
+            return
         state = self._books.requests.get(request_id)
         if state is None:
             return
@@ -147,6 +165,8 @@ class Engine:
         started = self._clock()
         if self._compiling:
             self._admit_compiled()
+        if self._held:
+            self._admit_held()
         plan = self.scheduler.step(started)
         if plan is not None:
             events = self._execute(plan)
@@ -174,10 +194,21 @@ class Engine:
             except RequestError as error:
                 self._refused.append(refusal(submit.id, error))
 
+    def _admit_held(self) -> None:
+        """Try the beam searches that wait for slots again, in order of arrival."""
+        held, self._held = self._held, {}
+        for submit, grammar in held.values():
+            try:
+                self._admit(submit, grammar)
+            except RequestError as error:
+                self._refused.append(refusal(submit.id, error))
+
     def fail_all(self, message: str) -> None:
         """End every request with an error; the next `step` tells their clients."""
         for state in list(self._books.requests.values()):
             self._books.fail(state, message)
+        self._refused.extend(Refused(name, None, message, 503) for name in self._held)
+        self._held.clear()
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges for metrics (see docs/metrics.md)."""

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from headrace.engine.messages import BeamSpec, Output, SamplingSpec
+from headrace.errors import RequestError
 from tests.engine.conftest import TINY, EngineMaker, drain, submit, tokens
 
 CASES = json.loads((TINY.parent.parent / "beams.json").read_text())
@@ -53,6 +54,17 @@ def test_beams_share_blocks(make: EngineMaker) -> None:
         most = max(most, engine.scheduler.stats().pages_used)
     pages_alone = -(-(65 + 20) // 16)
     assert most < 4 * pages_alone - 3 * 3
+
+
+def test_searches_wait_for_slots_and_never_for_each_other(make: EngineMaker) -> None:
+    engine = make(max_num_seqs=5, max_num_batched_tokens=6)
+    for index in range(4):
+        engine.submit(submit(f"b{index}", [1, 2, index], 8, n=4, beam=BeamSpec(4)))
+    engine.submit(submit("plain", [3, 4], 8))
+    found = drain(engine)
+    assert len(found) == 4 * 4 + 1
+    with pytest.raises(RequestError, match="5 sequences"):
+        engine.submit(submit("wide", [1], 8, n=6, beam=BeamSpec(6)))
 
 
 def test_beams_beside_others_and_aborted(make: EngineMaker) -> None:
