@@ -61,7 +61,7 @@ class ServerConfig:
     api_key: str | None = flag(None, "key that requests must bring as a bearer token", "KEY")
     shutdown_timeout: float = flag(30.0, "seconds to let requests finish at shutdown", "SECONDS")
     chat_template: str | None = flag(None, "file with a chat template to use instead", "FILE")
-    generation_config: Literal["auto", "none"] = flag(
-        "auto", "take sampling defaults from the checkpoint, or not"
+    generation_config: Literal["auto", "none", "vllm"] = flag(
+        "auto", "take sampling defaults from the checkpoint, or not (none, vllm)"
     )
     enable_log_requests: bool = flag(False, "log each request")

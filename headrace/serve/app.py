@@ -86,6 +86,7 @@ class App:
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/models": {"GET": self._models},
+            "/v1/models/": {"GET": self._model},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/health": {"GET": self._health},
@@ -168,7 +169,10 @@ class App:
             text = "the API key is missing or wrong; send Authorization: Bearer KEY"
             await exchange.answer(401, error_body(text, 401), headers=headers)
             return
-        methods = self._paths.get(exchange.path)
+        path = exchange.path
+        if path.startswith("/v1/models/"):
+            path = "/v1/models/"
+        methods = self._paths.get(path)
         if methods is None:
             path = exchange.path[:200]
             await exchange.answer(404, error_body(f"there is no path {path}", 404))
@@ -287,7 +291,16 @@ class App:
 
     async def _models(self, exchange: Exchange) -> None:
         served = await self._ready()
-        model = {
+        models = [self._card(served)]
+        await exchange.answer(200, encode({"object": "list", "data": models}))
+
+    async def _model(self, exchange: Exchange) -> None:
+        served = await self._ready()
+        served.check_name(exchange.path.removeprefix("/v1/models/"))
+        await exchange.answer(200, encode(self._card(served)))
+
+    def _card(self, served: Served) -> dict[str, object]:
+        return {
             "id": served.name,
             "object": "model",
             "created": self._created,
@@ -297,7 +310,6 @@ class App:
             "max_model_len": served.max_model_len,
             "permission": [],
         }
-        await exchange.answer(200, encode({"object": "list", "data": [model]}))
 
     async def _tokenize(self, exchange: Exchange) -> None:
         request = parse(await exchange.body(), self._tokenize_body)

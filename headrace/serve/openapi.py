@@ -34,7 +34,8 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/detokenize": (DetokenizeRequest, "Text of token ids"),
 }
 PLAIN = {
-    "/v1/models": ("The served model", "application/json"),
+    "/v1/models": ("The served model, in a list", "application/json"),
+    "/v1/models/{model}": ("The served model; another name is 404", "application/json"),
     "/health": ("200 when completions can be served, else 503; needs no key", "text/plain"),
     "/ping": ("As /health", "text/plain"),
     "/ready": ("As /health", "text/plain"),
@@ -96,8 +97,12 @@ def _operation(path: str) -> dict[str, Any]:
 def _reading(path: str) -> dict[str, Any]:
     summary, content = PLAIN[path]
     answers = {"200": {"description": summary, "content": {content: {}}}}
-    refused = {"401": {"description": ERRORS["401"]}, "503": {"description": ERRORS["503"]}}
-    return {"get": {"summary": summary, "responses": answers | refused}}
+    refused = {status: {"description": ERRORS[status]} for status in ("401", "404", "503")}
+    operation: dict[str, Any] = {"summary": summary, "responses": answers | refused}
+    if "{model}" in path:
+        place = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [place]
+    return {"get": operation}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import typing
 from functools import cache
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The request that `body` holds. Raises RequestError with status 400 and the field at fault.
 
     A body is decoded at full speed first; only one that fails is looked at again, without its
-    top-level nulls (null means absent, also for a field that is not known) and for the words.
+    nulls (null means absent, also for a field that is not known) and for the words.
     """
     try:
         return decoder.decode(body)
@@ -36,8 +37,8 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         value = msgspec.json.decode(body)
         if not isinstance(value, dict):
             raise RequestError(None, "the body must be a JSON object")
-        present = {key: item for key, item in value.items() if item is not None}
-        if len(present) == len(value):
+        present = without_nulls(value, decoder.type)
+        if present == value:
             raise explain(first, decoder.type)
         converted: T = msgspec.convert(present, type=decoder.type, str_keys=True)
         return converted
@@ -47,6 +48,38 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise RequestError(None, f"the body is not legal JSON: {_reason(error)}") from None
     except RecursionError:
         raise RequestError(None, "the body is nested too deeply") from None
+
+
+def without_nulls(value: Any, kind: Any) -> Any:
+    """The value without the null members of objects that are structs in `kind`; what the client may
+    fill freely (schemas, metadata) is left as it is."""
+    if isinstance(value, list):
+        inner = _part(kind, list)
+        return value if inner is None else [without_nulls(item, inner) for item in value]
+    struct = _part(kind, msgspec.Struct)
+    if not isinstance(value, dict) or struct is None:
+        return value
+    hints = _hints(struct)
+    return {
+        key: without_nulls(item, hints.get(key)) for key, item in value.items() if item is not None
+    }
+
+
+@cache
+def _hints(struct: Any) -> dict[str, Any]:
+    return typing.get_type_hints(struct)
+
+
+def _part(kind: Any, wanted: Any) -> Any:
+    """The struct in a type, or what its list holds; None where there is none."""
+    origin = typing.get_origin(kind)
+    if origin is list:
+        return typing.get_args(kind)[0] if wanted is list else None
+    if origin is not None:
+        found = [_part(option, wanted) for option in typing.get_args(kind)]
+        return next((option for option in found if option is not None), None)
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return kind if is_struct and wanted is msgspec.Struct else None
 
 
 def _reason(error: msgspec.DecodeError) -> str:

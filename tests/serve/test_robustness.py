@@ -268,6 +268,9 @@ async def test_keys_are_compared_in_constant_time(site: Site, monkeypatch) -> No
 async def test_small_paths(site: Site) -> None:
     models = (await site.send("GET", "/v1/models")).json()["data"]
     assert [(m["id"], m["max_model_len"]) for m in models] == [("tiny", CONTEXT)]
+    assert (await site.send("GET", "/v1/models/tiny")).json() == models[0]
+    for other in ("", "x", "tiny/", "../tiny"):
+        assert "tiny" in error_of(await site.send("GET", f"/v1/models/{other}"), 404)["message"]
     for path in ("/health", "/ping", "/ready"):
         assert (await site.send("GET", path)).status_code == 200
     assert (await site.send("GET", "/load")).json() == {"server_load": 0}

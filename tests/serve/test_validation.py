@@ -75,6 +75,31 @@ async def test_null_is_the_same_as_absent_for_every_field(site: Site) -> None:
         assert first == second
 
 
+@run_async
+async def test_nulls_inside_of_objects_are_absent_too(site: Site) -> None:
+    """As in a message that a client library wrote out, with members that are not known here."""
+    call = {"id": "c", "type": "function", "index": None, "future": None,
+            "function": {"name": "f", "arguments": "{}", "parsed": None}}  # fmt: skip
+    talk = [
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache": None}], "name": None},
+        {"role": "assistant", "content": "b", "refusal": None, "audio": None,
+         "function_call": None, "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "user", "content": "c"},
+    ]  # fmt: skip
+    options = {
+        "stream": False,
+        "stream_options": None,
+        "response_format": {"type": "text", "x": None},
+    }
+    assert (await site.chat(talk, max_tokens=4, **options)).status_code == 200
+    schema = {"type": "object", "properties": {"v": {"const": None}}}
+    await site.complete(guided_json=schema, audio=None)
+    assert json.loads(site.engine.submits[1].grammar.source) == schema
+    talk[1]["audio"] = {"id": "x"}
+    assert error_of(await site.chat(talk))["param"] == "messages[1].audio"
+
+
 def _comparable(submit: Any) -> Any:
     value = msgspec.to_builtins(submit)
     value.pop("id")
