@@ -34,14 +34,18 @@ class Pool:
         """The pages of a block."""
         return (block,) if self.pages_per_block[group] == 1 else self._pages[block]
 
-    def take(self, group: int) -> int:
-        """A fresh block with one reference. The pages must be free already."""
-        count = self.pages_per_block[group]
-        block = self.free.pop()
-        if count > 1:
-            self._pages[block] = (block, *[self.free.pop() for _ in range(count - 1)])
-        self.refs[block] = 1
-        return block
+    def take(self, group: int, count: int) -> list[int]:
+        """Fresh blocks with one reference each. The pages must be free already."""
+        size = self.pages_per_block[group]
+        free = self.free
+        blocks = []
+        for _ in range(count):
+            block = free.pop()
+            if size > 1:
+                self._pages[block] = (block, *[free.pop() for _ in range(size - 1)])
+            self.refs[block] = 1
+            blocks.append(block)
+        return blocks
 
     def hold(self, block: int, group: int) -> None:
         """One more reference to a block that is referenced or cached."""

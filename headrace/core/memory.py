@@ -289,9 +289,9 @@ class Memory:
     def _fresh(self, group: int, count: int) -> list[int]:
         pool = self.pool
         pages = count * self.pages_per_block[group]
-        while len(pool.free) < pages:
-            self.tree.evict()
-        return [pool.take(group) for _ in range(count)]
+        if len(pool.free) < pages:
+            self.tree.evict(pages)
+        return pool.take(group, count)
 
     def _trim(self, sequence: Sequence) -> None:
         """Drop the blocks that no query from `computed` on will see."""
@@ -354,9 +354,9 @@ class Memory:
         index = len(sequence.nodes) - 1
         parent = sequence.nodes[-1]
         tokens = pack(sequence.tokens[index * self.size : (index + 1) * self.size])
-        if self.tree.find(parent, tokens) is not None:
-            return False
         node = self.tree.insert(parent, tokens, [table[index] for table in sequence.blocks])
+        if node is None:
+            return False
         self.tree.attach(node)
         sequence.nodes.append(node)
         return True

@@ -121,17 +121,20 @@ class Tree:
                     found, most = child, common
         return found, most
 
-    def insert(self, parent: Node, tokens: bytes, blocks: list[int]) -> Node:
-        """A new child that owns `blocks`; the caller made sure that there is none with these
-        tokens. A leaf that it continues is forgotten."""
-        node = Node(parent, tokens, blocks)
-        index = bisect_left(parent.keys, tokens)
-        if index and tokens[: len(parent.keys[index - 1])] == parent.keys[index - 1]:
+    def insert(self, parent: Node, tokens: bytes, blocks: list[int]) -> Node | None:
+        """A new child that owns `blocks`, or None where one has these tokens already. A leaf that
+        it continues is forgotten."""
+        keys = parent.keys
+        index = bisect_left(keys, tokens)
+        if index < len(keys) and keys[index] == tokens:
+            return None
+        if index and tokens.startswith(keys[index - 1]):
             shorter = parent.children[index - 1]
             if not shorter.users:
                 self._unlink(shorter)
                 index -= 1
-        parent.keys.insert(index, tokens)
+        node = Node(parent, tokens, blocks)
+        keys.insert(index, tokens)
         parent.children.insert(index, node)
         self.nodes += 1
         owner = self.pool.owner
@@ -144,9 +147,10 @@ class Tree:
         """Keep a partly filled block as a leaf, unless a child has its rows anyway. The caller
         drops its reference afterwards either way. True when it was kept."""
         index = bisect_left(parent.keys, tokens)
-        if index < len(parent.keys) and parent.keys[index][: len(tokens)] == tokens:
+        if index < len(parent.keys) and parent.keys[index].startswith(tokens):
             return False
         leaf = self.insert(parent, tokens, blocks)
+        assert leaf is not None
         leaf.computed = True
         self._tick += 1
         self._offer(leaf, self._tick)
@@ -178,11 +182,11 @@ class Tree:
             self._stamps.pop(block, None)
 
     def drop(self, block: int, group: int) -> None:
-        """`Pool.drop` of a block outside `detach`."""
+        """`Pool.drop` of a block outside `detach`. A window block that its users have passed keeps
+        the tick of the node's last release: of all cached blocks it is the least likely needed."""
         if self.pool.drop(block, group) and group in self.windowed:
             node = self.pool.owner[block]
             assert node is not None
-            node.tick = max(node.tick, self._tick)
             self.expose(node)
 
     def detach(self, path: list[Node], tables: list[list[int]]) -> None:
@@ -222,7 +226,7 @@ class Tree:
             parent = node.parent
             assert parent is not None
             after = bisect_left(parent.keys, node.tokens) + 1
-            if after < len(parent.keys) and (parent.keys[after][: len(node.tokens)] == node.tokens):
+            if after < len(parent.keys) and parent.keys[after].startswith(node.tokens):
                 self.remove(node)
             else:
                 self._offer(node, self._tick)
@@ -240,24 +244,40 @@ class Tree:
         self._unlink(node)
         self._settle(parent)
 
-    def evict(self) -> None:
-        """Free the least recently used candidate: a leaf, or a window block alone."""
-        while self._heap:
+    def evict(self, pages: int) -> None:
+        """Make so many pages free, taking the least recently used candidates: leaves, or window
+        blocks alone. The pages are available."""
+        free = self.pool.free
+        while len(free) < pages:
             _, serial, node, group = heappop(self._heap)
             if not self._valid(serial, node, group):
                 continue
-            self.evictions += 1
             if group < 0:
+                self._evict_path(node, pages)
+                continue
+            block = node.blocks[group]
+            node.blocks[group] = GONE
+            del self._stamps[block]
+            self.pool.evict(block, group)
+            self.evictions += 1
+            if not node.users and not node.children and max(node.blocks) < 0:
                 self.remove(node)
-            else:
-                block = node.blocks[group]
-                node.blocks[group] = GONE
-                del self._stamps[block]
-                self.pool.evict(block, group)
-                if not node.users and not node.children and max(node.blocks) < 0:
-                    self.remove(node)
-            return
-        raise AssertionError("pages are counted as evictable but nothing can be evicted")
+
+    def _evict_path(self, node: Node, pages: int) -> None:
+        """Evict a leaf and, while pages are needed, the ancestors that were let go along with it:
+        they are next in turn."""
+        tick = node.tick
+        free = self.pool.free
+        while True:
+            parent = node.parent
+            assert parent is not None
+            self._unlink(node)
+            self.evictions += 1
+            spent = parent.users or parent.children or parent.parent is None
+            if spent or parent.tick != tick or len(free) >= pages:
+                self._settle(parent)
+                return
+            node = parent
 
     def reset(self) -> None:
         """Forget every node that has no users."""

@@ -74,6 +74,8 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._slots = list(range(pool.slots - 1, -1, -1))
         self._sorted = True
+        self._odd = False
+        self._seated: list[Sequence] = []
         self._steady: list[Sequence] = []
         self._others: list[Sequence] = []
         self._steady_ids: list[int] = []
@@ -150,7 +152,7 @@ class Scheduler:
         self._demand(sequence, "extend")
         events: list[Event] = []
         self._accept(sequence, tokens, events)
-        self._sorted = False
+        self._odd = True
         self._bury()
         return events
 
@@ -262,18 +264,21 @@ class Scheduler:
         step.plan.reasons.clear()
 
     def _sort(self) -> None:
-        """Part the running sequences into steady ones and others."""
-        self._steady = []
+        """Part the running sequences into steady ones and others. Steady ones stay so while each
+        sample yields one token (`_odd`: one did not); only the rest is looked at."""
+        rest = self._others + self._seated
+        steady = [sequence for sequence in self._steady if sequence.slot >= 0]
+        if self._odd:
+            rest += steady
+            steady = []
         self._others = []
-        for sequence in self.running.values():
-            steady = (
-                len(sequence.tokens) - sequence.scheduled == 1
-                and sequence.left > 0
-                and sequence.score >= sequence.prompt
-                and not sequence.owner.unborn
-            )
-            (self._steady if steady else self._others).append(sequence)
+        for sequence in rest:
+            if sequence.slot >= 0:
+                (steady if _is_steady(sequence) else self._others).append(sequence)
         self._others.sort(key=lambda sequence: sequence.order)
+        self._steady = steady
+        self._seated = []
+        self._odd = False
         self._steady_ids = [sequence.id for sequence in self._steady]
         self._steady_slots = [sequence.slot for sequence in self._steady]
         self._sorted = True
@@ -579,6 +584,8 @@ class Scheduler:
             events.append(_event(sequence, tuple(taken), finish, stop))
         if finish:
             self._end(sequence)
+        elif len(taken) != 1:
+            self._odd = True
 
     # Life and death of a sequence
 
@@ -619,6 +626,7 @@ class Scheduler:
     def _seat(self, sequence: Sequence) -> None:
         sequence.slot = self._slots.pop()
         self.running[sequence.id] = sequence
+        self._seated.append(sequence)
         self._sorted = False
 
     def _unseat(self, sequence: Sequence, keep: bool) -> None:
@@ -675,6 +683,7 @@ class Scheduler:
             setattr(heir, name, getattr(sequence, name))
         del self.running[sequence.id]
         self.running[heir.id] = heir
+        self._seated.append(heir)
         self._sorted = False
 
     def _forget_gone(self) -> None:
@@ -692,6 +701,11 @@ class Scheduler:
         living = [s for s in self._sequences.values() if s in s.owner.living]
         assert len(living) == self._living, f"{self._living} living, counted {len(living)}"
         assert self._flight is None or self._draft is None, "a draft is open while a plan is out"
+        if self._sorted and self._flight is None:
+            steady = {s.id for s in self.running.values() if _is_steady(s)}
+            assert steady == set(self._steady_ids), "steady sequences are not told apart"
+            others = {s.id for s in self._others}
+            assert others == set(self.running) - steady, "a running sequence is forgotten"
         check_scheduler(self, [step for step in (self._draft, self._flight) if step])
 
 
@@ -702,6 +716,16 @@ def _event(
     stop_token: int | None = None,
 ) -> Event:
     return Event(sequence.request, sequence.id, sequence.choice, tokens, finish, stop_token)
+
+
+def _is_steady(sequence: Sequence) -> bool:
+    """One token to compute, one row of logits, one sample."""
+    return (
+        len(sequence.tokens) - sequence.scheduled == 1
+        and sequence.left > 0
+        and sequence.score >= sequence.prompt
+        and not sequence.owner.unborn
+    )
 
 
 def _rows(sequence: Sequence, start: int, end: int) -> int:

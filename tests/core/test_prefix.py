@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.core.plan import Group, Knobs, PoolConfig, Request
+from headrace.core.prefix import Node, pack
 from tests.core.machine import Machine
 
 GROUPS = [(Group(),), (Group(), Group(window=7, pages_per_block=2)), (Group(window=5),)]
@@ -231,6 +232,36 @@ def test_eviction_is_least_recently_used():
     assert serve(engine, 5, range(62), 1) == 61
     assert serve(engine, 6, range(200, 262), 1) == 61
     assert serve(engine, 7, range(100, 162), 1) < 61
+
+
+def resident(engine: Machine, prompt: Iterable[int]) -> int:
+    """Full blocks of a prompt that the tree holds."""
+    tree = engine.scheduler.memory.tree
+    tokens = list(prompt)
+    node: Node | None = tree.roots[()]
+    for count in range(len(tokens) // tree.size):
+        assert node is not None
+        node = tree.find(node, pack(tokens[count * tree.size : (count + 1) * tree.size]))
+        if node is None:
+            return count
+    return len(tokens) // tree.size
+
+
+def test_eviction_order_within_paths():
+    """A path that was used again in part loses the rest first, then older paths from their ends,
+    and what was used last goes last."""
+    engine = machine(pages=8, positions=80)
+    first, second = range(64), range(100, 164)
+    serve(engine, 0, first, 1)
+    serve(engine, 1, second, 1)
+    assert (resident(engine, first), resident(engine, second)) == (4, 4)
+    serve(engine, 2, [*range(32), 999], 1)
+    left = []
+    for identity in range(3, 10):
+        left.append((resident(engine, first), resident(engine, second)))
+        serve(engine, identity, range(1000 * identity, 1000 * identity + 16), 1)
+    assert left == [(3, 4), (2, 4), (2, 3), (2, 2), (2, 1), (2, 0), (2, 0)]
+    assert (resident(engine, first), resident(engine, second)) == (1, 0)
 
 
 def test_window_holds_no_more_than_its_window():
