@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-size", type=int, default=16, metavar="N")
     parser.add_argument("--max-num-batched-tokens", type=int, metavar="N")
     parser.add_argument("--threads", type=int, metavar="N")
+    parser.add_argument("--backend", choices=("auto", "cpu", "reference"), default="auto")
     parser.add_argument("--weights", choices=list(BITS), help="format, for configurations")
     parser.add_argument("--kv", choices=list(KV_BYTES), default="f16", help="format of K and V")
     parser.add_argument("--tensor", type=int, default=1, metavar="N", help="tensor parallel ranks")
@@ -109,7 +110,7 @@ def _sizes(arguments: argparse.Namespace) -> tuple[Sizes, int]:
     checkpoint = open_checkpoint(arguments.model)
     model = checkpoint.model()
     threads = arguments.threads or usable_cores()
-    backend = open_backend("auto", "auto", threads)
+    backend = open_backend(arguments.backend, "auto", threads)
     config = EngineConfig(
         model=arguments.model,
         block_size=arguments.block_size,

@@ -8,6 +8,7 @@ import pytest
 from headrace.cli import main
 
 PLAN = ["plan", "llama-3.1-8b", "--hardware", "h100", "--slo", "ttft=1s,tpot=30ms"]
+TINY = str(Path(__file__).parents[1] / "golden" / "families" / "llama")
 SMALL = [
     "simulate", "smollm2-135m", "--hardware", "ryzen-7950x", "--requests", "40", "--rate", "8",
     "--output-tokens", "20", "--processes", "1", "--max-model-len", "2048",
@@ -122,3 +123,41 @@ def test_simulate_reads_traffic_files_and_shapes(
     assert "prompt tokens from the cache" in out(capsys, *words)
     closed = json.loads(out(capsys, *SMALL, "--concurrency", "4", "--json"))
     assert closed["mean_running"] <= 4
+
+
+def test_checkpoints_are_planned_by_their_own_tensors(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    traffic = ["--traffic", "rate=5,prompt=40,output=20", "--json"]
+    found = json.loads(out(capsys, "plan", TINY, "--hardware", "epyc-9654", *traffic))
+    held = sum(file.stat().st_size for file in Path(TINY).glob("*.safetensors"))
+    assert found["choices"][0]["weight_bytes_per_device"] == pytest.approx(held, rel=0.05)
+    assert main(["plan", TINY, "--hardware", "epyc-9654", "--weights", "int4"]) == 1
+    assert "brings its own formats" in capsys.readouterr().err
+    assert main(["plan", TINY]) == 1
+    assert "headrace calibrate" in capsys.readouterr().err
+
+
+def test_fit_of_a_checkpoint_is_the_engines_own_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", TINY, "--memory", "128MiB", "--backend", "reference", "--kv", "f32", "--json"]
+    rows = json.loads(out(capsys, *words))["fits"]
+    parts = ("weights", "kv", "workspace", "batch", "process")
+    for row in rows:
+        if row["context"]:
+            assert sum(row[part] for part in parts) <= 128 << 20
+    contexts = [row["context"] for row in rows]
+    assert contexts == sorted(contexts, reverse=True)
+    assert contexts[0] > 0
+
+
+def test_doctor_names_what_it_finds(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    words = ["doctor", TINY, "--backend", "reference", "--kv-cache-dtype", "f32"]
+    words += ["--kv-cache-memory-bytes", "1M", "--max-model-len", "128", "--slo", "tpot=1us"]
+    found = [one["what"] for one in json.loads(out(capsys, *words, "--json", status=1))]
+    assert "this machine was never measured" in found
+    assert "the promise on TPOT cannot be kept, not even for one request" in found
+    assert "-> headrace calibrate" in out(capsys, *words, status=1)
