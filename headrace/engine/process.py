@@ -114,6 +114,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = msgspec.json.decode(arguments[1], type=EngineConfig)
         loaded = load(config, tell=log.warning)
+        engine = Engine(loaded)
     except HeadraceError as error:
         channel.send(Fatal(str(error), "start"))
         channel.drain(1.0)
@@ -123,7 +124,6 @@ def main(arguments: list[str]) -> int:
         channel.send(Fatal(f"the engine cannot start: {error!r}", "start"))
         channel.drain(1.0)
         return 1
-    engine = Engine(loaded)
     plan = loaded.plan
     channel.send(
         Ready(
