@@ -80,9 +80,11 @@ class StepEstimator(Estimator):
         self.version += 1
 
     def stats(self) -> dict[str, float]:
-        """For `/metrics`: mape and bias over the last steps (shares), their number,
-        coefficients."""
+        """For `/metrics`: error over the last steps (shares), coefficients, and of the last step
+        mfu and mbu: shares of the device's arithmetic and bandwidth that it used."""
         values = {
+            "mfu": self._mfu,
+            "mbu": self._mbu,
             "cost_mape": self.errors.mape,
             "cost_bias": self.errors.bias,
             "cost_observations": float(self._fit.observations),

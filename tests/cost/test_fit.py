@@ -101,3 +101,20 @@ def test_error_window_is_the_plain_mean_of_the_last() -> None:
     assert window.mape == pytest.approx((0.1 + 0.2 + 0.3) / 3)
     assert window.bias == pytest.approx((0.1 - 0.2 + 0.3) / 3)
     assert len(window) == 3
+
+
+def test_utilisation_is_what_the_limits_say() -> None:
+    """A step that takes as long as its bytes at full bandwidth has an MBU of 1."""
+    device = find_device("ryzen-7950x")
+    priced = find_model("smollm2-135m")
+    estimator = StepEstimator(priced.on(device))
+    plan = StepPlan(0, starts=[1000], counts=[1], num_logits=1, samples=[0, 0])
+    kv = 1001 * priced.kv_token_bytes()
+    weights = sum(
+        held for name, held in priced.weight_bytes.items() if name == "embed" or ".norm" not in name
+    )
+    estimator.observe(plan, (weights + kv) / device.bandwidth)
+    assert estimator.stats()["mbu"] == pytest.approx(1.0, rel=0.01)
+    flops = 2 * priced.active + 4 * 1001 * 30 * 576
+    estimator.observe(plan, 100 * flops / device.rates["f32"])
+    assert estimator.stats()["mfu"] == pytest.approx(0.01, rel=0.05)
