@@ -1,14 +1,19 @@
 """Tiny checkpoints through the whole engine: padding is never sampled, windows keep to their size,
 and every family answers the same alone, in a batch, with a cold and with a warm cache."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tokenizers
 
 from headrace import LLM, SamplingParams
+from headrace.checkpoint import open_checkpoint
 from headrace.errors import RequestError
+from headrace.ops.backends import open_backend
 from tests.models.convert import convert
-from tests.models.forward import cpu_levels
+from tests.models.forward import cpu_levels, log_softmax, logits
 from tests.models.test_parity import FAMILIES
 
 BACKEND = "cpu" if cpu_levels() else "reference"
@@ -53,3 +58,30 @@ def test_the_same_answer_alone_together_and_from_the_cache(case: str, tmp_path: 
     with LLM(model, max_num_batched_tokens=32, **options) as llm:
         assert tokens(llm, prompts) == alone
         assert tokens(llm, prompts) == alone  # from a warm cache
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_folder_quantized_while_loading(quantization: str, tmp_path: Path) -> None:
+    """The engine answers as the reference does, whatever became of the weights."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FAMILIES / "starcoder2" / name, tmp_path / name)
+    vocabulary = {chr(33 + i): i for i in range(90)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    checkpoint = open_checkpoint(str(tmp_path), quantization=quantization)
+    model = checkpoint.model(64)
+    assert model.tokens == 90
+    prompt = list(range(5, 35))
+    rows = logits(open_backend("reference"), model, prompt, len(prompt))[:, :90]
+    options = {"quantization": quantization, "max_model_len": 64}
+    with LLM(str(tmp_path), backend=BACKEND, kv_cache_memory_bytes=1 << 20, **options) as llm:
+        params = SamplingParams(max_tokens=1, temperature=0, logprobs=5, prompt_logprobs=1)
+        (output,) = llm.generate([prompt], params)
+    scored = [entry.logprob for entry in output.prompt_logprobs[1:]]
+    wanted = log_softmax(rows)[np.arange(len(prompt) - 1), prompt[1:]]
+    # Activations in 8 bits: half a percent of the logits' spread each, see tests/ops/cases.py.
+    error = np.abs(np.array(scored) - wanted) / rows.std()
+    assert error.mean() < 0.01
+    assert error.max() < 0.05
