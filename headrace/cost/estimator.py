@@ -17,8 +17,9 @@ _THIN = 4
 class StepEstimator(Estimator):
     """Predicts the seconds of a plan and learns from what steps took.
 
-    `seconds` uses coefficients that change only every `refit_every` observations, when `version`
-    goes up: they steer the scheduler, so a trace must be able to record each change.
+    `seconds` uses coefficients that change only every `refit_every` observations (before that at 1,
+    2, 4, 8, ...), when `version` goes up: they steer the scheduler, so a trace must be able to
+    record each change.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class StepEstimator(Estimator):
         if not self.learning or (self._seen > _EAGER and self._seen % _THIN):
             return
         self._fit.update(terms, seconds)
-        if self._fit.observations % self._refit_every == 0:
+        count, every = self._fit.observations, self._refit_every
+        if count % every == 0 or (count < every and count & (count - 1) == 0):
             self.coefficients = self._fit.coefficients()
             self.version += 1
 
