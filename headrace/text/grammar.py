@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from headrace.errors import RequestError
-from headrace.text.schema import bound_nesting, bound_source, checked_schema, read_json
+from headrace.text.lark import lark_source
+from headrace.text.patterns import bound_pattern
+from headrace.text.schema import COMPACT, bound_source, checked_schema, read_json
 from headrace.text.tokenizer import Tokenizer
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -32,7 +33,6 @@ MAX_CHOICES = 5_000
 DEEP_STACK = 128 << 20
 STACK_SIZE_LOCK = threading.Lock()  # the stack size of new threads is one setting per process
 WHITESPACE = "x-whitespace-pattern"
-COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 def _limits() -> LLParserLimits:
@@ -62,12 +62,12 @@ def grammar_text(kind: str, source: str, field: str = FIELD) -> str:
         case "json_object":
             return _json_grammar('{"type": "object"}', field)
         case "regex":
-            bound_nesting(source, field, "the pattern")
+            bound_pattern(source, field, "the pattern")
             return str(LLMatcher.grammar_from_regex(source))
         case "choice":
             return _choice_grammar(source, field)
         case "grammar":
-            return _lark_grammar(source, field)
+            return str(LLMatcher.grammar_from_lark(lark_source(source, field)))
         case "structural_tag":
             from headrace.text.tags import tag_grammar
 
@@ -89,7 +89,7 @@ def _json_grammar(source: str, field: str) -> str:
     options: Any = COMPACT
     whitespace = schema.pop(WHITESPACE, None)
     if isinstance(whitespace, str):
-        bound_nesting(whitespace, field, "whitespace_pattern")
+        bound_pattern(whitespace, field, "whitespace_pattern")
         options = {"whitespace_pattern": whitespace, "whitespace_flexible": True}
     text = json.dumps(schema, ensure_ascii=False)
     return str(LLMatcher.grammar_from_json_schema(text, overrides=options))
@@ -105,14 +105,6 @@ def _choice_grammar(source: str, field: str) -> str:
         raise RequestError(field, f"{field}: choice must hold non-empty strings")
     literals = (json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(literals)))
-
-
-def _lark_grammar(source: str, field: str) -> str:
-    bound_nesting(source, field, "the grammar")
-    try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(source)))
-    except Exception as error:  # the converter raises its own and RecursionError
-        raise RequestError(field, f"{field}: the grammar can't be read: {error}") from error
 
 
 def _matcher(words: LLTokenizer, text: str, field: str) -> LLMatcher:

@@ -15,11 +15,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.errors import RequestError
+from headrace.text.keys import exact_keys
+from headrace.text.patterns import MAX_DEPTH, bound_patterns, pattern_fault
 
+# How constrained JSON is spelled: as json.dumps spells it.
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_SOURCE = 256 * 1024
-MAX_DEPTH = 64
 MAX_NODES = 2_000
 MAX_COUNT = 100_000
+MAX_STRING = 16_384
 MAX_ONE_OF = 64
 MAX_INTEGER = 1 << 53
 
@@ -56,6 +60,7 @@ def checked_schema(source: str, field: str) -> Any:
             if id(child) not in seen:
                 seen[id(child)] = gates.add_all()
                 queue.append((child, where))
+    bound_patterns([node for node, _ in queue], lambda to: _target(schema, to, "", field), field)
     for node, _ in queue:
         _connect(schema, node, seen, gates, field)
     if not gates.opens(seen[id(schema)]):
@@ -78,6 +83,8 @@ def read_json(source: str, field: str) -> Any:
                 raise RequestError(field, f"{field}: nested deeper than {MAX_DEPTH} levels")
         elif found[0] in "]}":
             depth -= 1
+        elif len(found[0]) > MAX_STRING:
+            raise RequestError(field, f"{field}: a string of more than {MAX_STRING} characters")
     try:
         return json.loads(source)
     except ValueError as error:
@@ -90,18 +97,6 @@ def bound_source(source: str, field: str) -> None:
         raise RequestError(
             field, f"{field}: {len(source)} characters, more than the limit of {MAX_SOURCE}"
         )
-
-
-def bound_nesting(source: str, field: str, what: str) -> None:
-    """Raise RequestError when the brackets of a pattern or grammar nest too deep."""
-    depth = 0
-    for char in source:
-        if char in "([{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise RequestError(field, f"{field}: {what} nests deeper than {MAX_DEPTH} levels")
-        elif char in ")]}":
-            depth = max(0, depth - 1)
 
 
 def _refuse(field: str, keyword: str, place: str, why: str) -> RequestError:
@@ -130,6 +125,9 @@ def _check_node(node: Any, place: str, field: str) -> None:
             keyword in ANNOTATIONS or keyword.startswith("x-")
         ):
             raise _refuse(field, keyword, place, "is not supported")
+    inexact = exact_keys(node)
+    if inexact is not None:
+        raise _refuse(field, inexact[0], place, inexact[1])
 
 
 def _fault(keyword: str, value: Any) -> str:
@@ -157,23 +155,14 @@ def _fault(keyword: str, value: Any) -> str:
         return f"must be one or several of {', '.join(sorted(TYPES))}"
     if keyword in ("pattern", "format") and not isinstance(value, str):
         return "must be a string"
-    if keyword in ("pattern",):
-        return _nesting_fault(value)
-    if keyword == "patternProperties":
-        return next(filter(None, map(_nesting_fault, value)), "")
+    if keyword in ("pattern", "patternProperties"):
+        patterns = [value] if keyword == "pattern" else list(value)
+        return next(filter(None, map(pattern_fault, patterns)), "")
     return ""
 
 
 def _strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _nesting_fault(pattern: str) -> str:
-    try:
-        bound_nesting(pattern, "", "")
-    except RequestError:
-        return f"the pattern nests deeper than {MAX_DEPTH} levels"
-    return ""
 
 
 def _children(root: Any, node: Any, place: str, field: str) -> Iterator[tuple[Any, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from llguidance import StructTag
 
 from headrace.errors import RequestError
-from headrace.text.schema import checked_schema, read_json
+from headrace.text.schema import COMPACT, checked_schema, read_json
 
 MAX_TAGS = 256
 
@@ -32,8 +32,8 @@ def tag_grammar(source: str, field: str) -> str:
                 field, f"{field}: the begin of structure {index} starts with no trigger"
             )
         checked = checked_schema(json.dumps(schema), field)
-        checked = {} if checked is True else checked
-        parts.append(StructTag(trigger=trigger, begin=begin, grammar=checked, end=end))
+        grammar = {**checked, "x-guidance": COMPACT}
+        parts.append(StructTag(trigger=trigger, begin=begin, grammar=grammar, end=end))
     return str(StructTag.to_grammar(parts, assume_special=False))
 
 

@@ -120,6 +120,23 @@ def test_jumping_is_what_sampling_would_do(real: GrammarCompiler, smollm2: Token
 
 
 FINITE: list[tuple[Any, list[Any]]] = [
+    (
+        {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}},
+         "required": ["a"], "patternProperties": {"^a$": {"multipleOf": 4}},
+         "additionalProperties": False},
+        [{"a": 0}, {"a": 4}, {"a": 8}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a", "b"],
+         "patternProperties": {"^(a|b)$": {"type": "integer", "maximum": 2, "minimum": 1}},
+         "additionalProperties": False},
+        [{"a": 1, "b": 1}, {"a": 1, "b": 2}],
+    ),
+    (
+        {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"],
+         "minProperties": 1, "additionalProperties": False},
+        [{"a": 1}],
+    ),
     ({"type": "boolean"}, [True, False]),
     ({"type": ["null", "boolean"]}, [None, True, False]),
     ({"enum": ["a", "ab", "héllo", 'q"\\/', 12, None]}, ["a", "ab", "héllo", 'q"\\/', 12, None]),
@@ -258,6 +275,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("required", {"type": "object", "required": "a"}),
     ("required", {"type": "object", "required": ["a"], "additionalProperties": False}),
     ("Properties", {"properties": {"a": STRING}, "minProperties": 1}),
+    ("minProperties", {"type": "object", "minProperties": 2}),
 ]
 
 
@@ -315,7 +333,7 @@ HOSTILE: list[tuple[str, str, str | None]] = [
     ("json", json.dumps({"enum": [f"{i:06}" for i in range(40_000)]}), "limit of"),
     ("json", '{"a": ', "not valid JSON"),
     ("json", "3", "must be an object or a boolean"),
-    ("regex", "(" * 5000 + "a" + ")" * 5000, "nests deeper"),
+    ("regex", "(" * 1000 + "a" + ")" * 1000, "nests deeper"),
     ("regex", "(?=a)b", "look-around"),
     ("regex", r"(a)\1", "backreference"),
     ("regex", r"[^\s\S]", "can't be honoured"),
@@ -327,6 +345,26 @@ HOSTILE: list[tuple[str, str, str | None]] = [
     ("grammar", 'root ::= "a" missing', "missing"),
     ("grammar", "root ::= " + "(" * 3000, "nests deeper"),
     ("grammar", "", "grammar"),
+    ("grammar", "start: " + '"a" ' * 10_000, "more than 32768 characters"),
+    ("grammar", "start: T0\n" + "".join(f"T{i}: (T{i + 1} | /b/)+\n" for i in range(1500)), "nest"),
+    ("grammar", "start: T0\n" + "".join(f"T{i}: T{i + 1} /b/\n" for i in range(60)) + "T60: /c/",
+     None),
+    ("grammar", "start: A\nA: B\nB: A", "nest"),
+    ("grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(2500)) + 'r2500: "x"',
+     None),
+    ("grammar", 'start: %json {"type": "string", "not": {}}', "'not'"),
+    ("grammar", 'start: %json {"type": ', "%json"),
+    ("regex", "a?" * 5000, "more than 4096"),
+    ("json", json.dumps({"allOf": [{**STRING, "pattern": f"[a-{x}]"} for x in "bcdefgh"],
+                         "pattern": "a"}), "meet on one string"),
+    ("json", chained(lambda to: {**STRING, "pattern": "[a-z]x", **to}), "meet on one string"),
+    ("json", json.dumps({"anyOf": [{**STRING, "pattern": f"^{x}"} for x in "bcdefgh"],
+                         "pattern": "z"}), None),
+    ("json", json.dumps({**STRING, "pattern": "a?" * 5000}), "more than 4096"),
+    ("json", json.dumps({"prefixItems": [{**STRING, "pattern": "ab?" * 900}] * 9}), "patterns"),
+    ("json", json.dumps({"const": "a" * 20_000}), "string of more than"),
+    ("json", json.dumps({"properties": {"a": {}}, "patternProperties": {f"^{i}$": {} for i in
+     range(300)}}), "patternProperties"),
     ("choice", "[]", "at least one"),
     ("choice", '["a", 3]', "strings"),
     ("choice", '["a", ""]', "non-empty"),
