@@ -31,6 +31,9 @@ WORDS = """water wheel river engine light glass stone north signal copper garden
 window music paper winter summer market bridge engineer answer question random table morning"""
 
 
+PREEMPTING_TOKENS = 512
+
+
 @dataclass(frozen=True)
 class Condition:
     """One row of the table. together: sequences of the set that run at once (0: all).
@@ -153,7 +156,8 @@ def measure(
     """The traces of one condition, and how many preemptions it saw."""
     config = replace(base, **condition.config)  # type: ignore[arg-type]
     if condition.preempt:
-        config = replace(config, max_model_len=1024, kv_cache_memory_bytes=preempting_pool(base))
+        small = {"max_model_len": PREEMPTING_TOKENS, "watermark": 0.0}
+        config = replace(config, **small, kv_cache_memory_bytes=preempting_pool(base))
     probe = Probe()
     loaded = load(config)
     engine = Engine(loaded, watch=probe)
@@ -175,11 +179,12 @@ def measure(
 
 
 def preempting_pool(base: EngineConfig) -> int:
-    """KV bytes for two sequences of 1,024 tokens, far less than the set needs at once."""
-    loaded = load(replace(base, max_model_len=1024))
+    """KV bytes for one sequence of the set's longest and little more."""
+    loaded = load(replace(base, max_model_len=PREEMPTING_TOKENS))
     try:
         layout = loaded.plan.layout
-        return layout.page_bytes * layout.table_rows * (2048 // layout.block_size)
+        blocks = PREEMPTING_TOKENS // layout.block_size + 4
+        return layout.page_bytes * layout.table_rows * blocks
     finally:
         loaded.executable.close()
 
