@@ -35,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
                 sys.stdout.write(text)
                 sys.stdout.flush()
         sys.stdout.write("\n")
+        sys.stdout.flush()  # before the figures, which go to standard error
         if not arguments.quiet:
             sys.stderr.write(f"[{talker.facts.line()}]\n")
     finally:
