@@ -187,7 +187,8 @@ def _promise(line: Line, x: _Axis, y: _Axis) -> list[str]:
         shift = -6 if anchor == "end" else 6
         return [
             f'<line class="slo" x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>',
-            f'<text class="slotext" x="{at + shift:.1f}" y="{_TOP + 12}" text-anchor="{anchor}">'
+            f'<text class="slotext" x="{at + shift:.1f}" y="{_HEIGHT - _BOTTOM - 10}" '
+            f'text-anchor="{anchor}">'
             f"{escape(line.name)}</text>",
         ]
     at = y.at(line.value)
