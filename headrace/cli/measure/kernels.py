@@ -75,7 +75,7 @@ def measure(
             prompt = tuple(100 + (7 * i + index) % 900 for i in range(context + rows))
             room = loaded.plan.max_model_len - len(prompt)
             engine.submit(Submit(str(index), prompt, room, SamplingSpec(temperature=0.0)))
-        while engine.scheduler.queue.length or executable.batch.num_tokens != sequences * rows:
+        while engine.scheduler.stats().waiting or executable.batch.num_tokens != sequences * rows:
             engine.step()
         for _ in range(repeat):
             for op, path, seconds, size, operations in executable.profile():
