@@ -107,9 +107,9 @@ def round_to_q4_0(source: str, target: Path) -> None:
     writer = gguf.GGUFWriter(target, "llama")
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
-            kind = field.types[0]
-            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, inner)
+            outer = field.types[0]
+            inner = field.types[-1] if outer == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), outer, inner)
     q4_0 = gguf.GGMLQuantizationType.Q4_0
     for tensor in reader.tensors:
         data, kind = tensor.data, tensor.tensor_type

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Item:
     """Some work: what it needs and how it is measured. figure: (title, whether more is better)."""
 
     room: Room
-    measure: Callable[["Load"], Awaitable[Figures]]
+    measure: Callable[["Load"], Coroutine[Any, Any, Figures]]
     figures: dict[str, tuple[str, bool]]
 
 
@@ -77,7 +77,7 @@ async def prefill(load: Load) -> Figures:
     return {"prefill": 512 / sample.ttft}
 
 
-def together(count: int) -> Callable[[Load], Awaitable[Figures]]:
+def together(count: int) -> Callable[[Load], Coroutine[Any, Any, Figures]]:
     async def measure(load: Load) -> Figures:
         prompts = [load.ids(128) for _ in range(count)]
         started = time.perf_counter()
