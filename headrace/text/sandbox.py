@@ -19,8 +19,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_STEPS = 1_000_000
-MAX_SECONDS = 2.0
+MAX_STEPS = 200_000
+MAX_SECONDS = 1.0
 MAX_CHARACTERS = 16_000_000
 MAX_NUMBER = 10_000
 MAX_ITEMS = 200_000

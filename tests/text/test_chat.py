@@ -230,11 +230,11 @@ def test_broken_template_is_an_error_only_when_used(
     ],
 )
 def test_hostile_templates_end(source: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RequestError, match="chat template") as caught:
         render_text(ChatTemplate(source), USER)
     assert caught.value.code == 400
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_extra_variables_reach_the_template_and_replace_none_of_ours() -> None:

@@ -383,7 +383,7 @@ HOSTILE: list[tuple[str, str, str | None]] = [
 def test_hostile_constraints_meet_limits(
     compiler: GrammarCompiler, tiny: Tokenizer, kind: str, source: str, words: str | None
 ) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     if words is not None:
         with pytest.raises(RequestError, match=re.escape(words)):
             validate(kind, source)
@@ -392,7 +392,7 @@ def test_hostile_constraints_meet_limits(
     else:
         validate(kind, source)
         sample(compiler.compile(kind, source).start(), tiny, 0, 20)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2"])

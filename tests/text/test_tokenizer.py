@@ -62,17 +62,17 @@ def test_builds_fast(smollm2_metadata: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["a" * 20_000_000, "é " * 2_000_000])
 def test_refuses_huge_text_at_once(smollm2: Tokenizer, text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(RequestError, match=r"at least \d+ tokens, .* limit of 8191"):
         smollm2.encode(text, limit=8191)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_one_letter_many_times(smollm2: Tokenizer) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     ids = smollm2.encode("a" * 200_000)
     assert smollm2.decode(ids) == "a" * 200_000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_early_refusal_is_never_wrong(tiny: Tokenizer) -> None:
