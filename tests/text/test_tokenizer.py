@@ -176,22 +176,18 @@ def test_expression_finds_the_longest_text_that_fits(literals: list[str], text: 
 
 def test_other_threads_run_while_a_long_text_is_encoded(smollm2: Tokenizer) -> None:
     done = threading.Event()
-    gaps = []
+    encoding = threading.Event()
+    ticks: list[bool] = []
 
     def watch() -> None:
-        last = time.perf_counter()
         while not done.is_set():
-            time.sleep(0.002)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
+            time.sleep(0.001)
+            ticks.append(encoding.is_set())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = time.perf_counter()
+    encoding.set()
     smollm2.encode("hello world " * 40_000)
-    taken = time.perf_counter() - start
     done.set()
     watcher.join()
-    assert max(gaps) < max(0.5 * taken, 0.2)
-    assert len(gaps) > 10
+    assert sum(ticks) > 5
