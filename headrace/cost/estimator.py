@@ -6,12 +6,8 @@ from operator import mul
 from typing import Any
 
 from headrace.core.plan import Estimator, StepPlan
-from headrace.cost.fit import ErrorWindow, FitSettings, RecursiveFit
+from headrace.cost.fit import ErrorWindow, FitSettings, WindowFit
 from headrace.cost.roofline import TERMS, Amounts, StepModel
-
-_EAGER = 1024
-_THIN = 4
-"""After so many steps it learns from every fourth only: by then news is rare, and time is dear."""
 
 
 class StepEstimator(Estimator):
@@ -34,10 +30,9 @@ class StepEstimator(Estimator):
         self.version = 0
         settings = settings or FitSettings()
         self.errors = ErrorWindow(settings.window)
-        self._fit = RecursiveFit(self.coefficients, settings)
+        self._fit = WindowFit(self.coefficients, settings)
         self._refit_every = refit_every
         self.learning = True
-        self._seen = 0
         self._last: tuple[StepPlan, Amounts, tuple[float, ...]] | None = None
         self._mfu = 0.0
         self._mbu = 0.0
@@ -67,13 +62,12 @@ class StepEstimator(Estimator):
         compute, moved = self.model.limits(amounts)
         self._mfu, self._mbu = compute / seconds, moved / seconds
         self.errors.add(sum(map(mul, self.coefficients, terms)), seconds)
-        self._seen += 1
-        if not self.learning or (self._seen > _EAGER and self._seen % _THIN):
+        if not self.learning:
             return
         self._fit.update(terms, seconds)
         count, every = self._fit.observations, self._refit_every
         if count % every == 0 or (count < every and count & (count - 1) == 0):
-            self.coefficients = self._fit.coefficients()
+            self.coefficients = self._fit.refit()
             self.version += 1
 
     def set_coefficients(self, coefficients: Sequence[float]) -> None:

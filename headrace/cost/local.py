@@ -21,6 +21,8 @@ from headrace.ops.spec import KVLayout, Program
 from headrace.ops.weights import Weight
 
 _GUESS_READ = 10e9
+GOOD_MAPE = 0.25
+"""Mean relative error of the last steps up to which coefficients are worth handing on."""
 _GUESS_RATES = {"int8": 150e9, "f32": 50e9}
 
 
@@ -96,8 +98,11 @@ def recall(model: StepModel) -> StepModel:
 
 def remember(estimator: StepEstimator, least: int = 256) -> bool:
     """Leave the coefficients of an engine that ends for the next; whether it was done. Not without
-    a profile, nor after fewer than `least` steps. A folder that cannot be written is no error."""
+    a profile, nor after fewer than `least` steps, nor where they predict poorly (a machine busy
+    with other work). A folder that cannot be written is no error."""
     if estimator.observations < least or not profile_path().exists():
+        return False
+    if estimator.errors.mape > GOOD_MAPE:
         return False
     path = _fit_path(estimator.model)
     row = dict(zip(TERMS, estimator.coefficients, strict=True))
