@@ -59,7 +59,7 @@ def requests(count: int, shared: int, running: int) -> tuple[float, float]:
     start = time.process_time()
     for index, prompt in enumerate(prompts):
         scheduler.add(Request(index, prompt, 50 + draw.randrange(100)), 0.0)
-        while scheduler.queue.length > running // 4:
+        while scheduler.population.queue.length > running // 4:
             advance(scheduler)
     while scheduler.has_work:
         advance(scheduler)

@@ -7,19 +7,16 @@ from headrace.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from headrace.core.memory import Draft, Memory
-    from headrace.core.scheduler import Scheduler
+    from headrace.core.population import Population
 
 
-def check_scheduler(scheduler: "Scheduler", drafts: "list[Draft]") -> None:
-    """Raises AssertionError with what differs."""
-    memory = scheduler.memory
-    running = list(scheduler.running.values())
-    slots = [sequence.slot for sequence in running]
-    assert len(set(slots)) == len(slots), "two sequences have one slot"
-    for sequence in scheduler.queue.sequences():
+def check_scheduler(memory: "Memory", population: "Population", drafts: "list[Draft]") -> None:
+    """Raises AssertionError with what differs. drafts: plans being made or in flight."""
+    running = list(population.running.values())
+    for sequence in population.queue.sequences():
         held = (sequence.slot >= 0, sequence.nodes, sequence.computed, sequence.scheduled)
         assert not any(held), f"sequence {sequence.id} waits and holds something"
-    assert scheduler.queue.length == len(scheduler.queue.sequences())
+    assert population.queue.length == len(population.queue.sequences())
     for sequence in running:
         assert sequence.slot >= 0, f"sequence {sequence.id} runs without a slot"
         assert not sequence.waiting, f"sequence {sequence.id} runs and waits"

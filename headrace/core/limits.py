@@ -24,6 +24,24 @@ def check_request(request: Request, pool: PoolConfig) -> None:
         raise Refused("score_from", f"score_from is {request.score_from}; position 0 has no score")
 
 
+def check_overload(waiting: int, free: int, knobs: Knobs) -> None:
+    """Raises Refused where so many wait that not even the `free` seats would bring them under the
+    limit."""
+    limit = knobs.max_waiting
+    if limit and waiting >= limit + max(0, free):
+        raise Refused(None, f"{waiting} requests wait, the limit is {limit}", overload=True)
+
+
+def checked_pool(pool: PoolConfig, need: int) -> PoolConfig:
+    """The pool, or ValueError where it has fewer than the pages a longest sequence needs."""
+    if need > pool.num_pages:
+        raise ValueError(
+            f"num_pages: a sequence of {pool.max_positions} tokens needs {need} pages of KV, "
+            f"the pool has {pool.num_pages}; lower max_positions or give more memory"
+        )
+    return pool
+
+
 def checked_knobs(knobs: Knobs) -> Knobs:
     """The knobs, or ValueError naming the one that is out of range."""
     for name in ("max_sequences", "max_tokens", "chunk", "max_logits"):

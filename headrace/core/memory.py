@@ -139,8 +139,8 @@ class Memory:
             if block >= 0 and not refs[block]
         )
 
-    def open(self, sequence: Sequence, promise: int) -> None:
-        """Give a sequence an empty table, with pages promised to it."""
+    def open(self, sequence: Sequence, need: int, match: Match) -> None:
+        """Give a sequence that has a slot an empty table, and promise it the pages it needs."""
         root = self.tree.root(sequence.owner.request.namespace)
         self.tree.attach(root)
         sequence.nodes = [root]
@@ -148,8 +148,8 @@ class Memory:
         sequence.blocks = [[] for _ in range(groups)]
         sequence.low = [0] * groups
         sequence.room = 0
-        sequence.promise = promise
-        self.promised += promise
+        sequence.promise = max(need, len(match.nodes) * self.pages_per_index)
+        self.promised += sequence.promise
 
     def take(self, sequence: Sequence, match: Match, draft: Draft) -> int:
         """Make a match the sequence's own. Returns by how many tokens `scheduled` rose."""

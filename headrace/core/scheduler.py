@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headrace.core.check import check_scheduler
-from headrace.core.limits import check_request, checked_knobs
+from headrace.core.limits import check_overload, check_request, checked_knobs, checked_pool
 from headrace.core.memory import Draft, Memory
 from headrace.core.plan import (
     Estimator,
@@ -18,36 +18,16 @@ from headrace.core.plan import (
     FinishReason,
     Knobs,
     PoolConfig,
-    Refused,
     Request,
     Stats,
     StepPlan,
     Tokens,
     Usage,
 )
-from headrace.core.policy import Queue, order, share, victim
-from headrace.core.sequence import Match, Owner, Sequence
-
-
-class Step(Draft):
-    """A plan in the making or in flight, with the sequences behind its ids.
-
-    tokens, rows, samples: what is left of the step's budgets. short: pages were not enough.
-    steady: sequences with one sample each, the first of the plan. others: running ones beside them.
-    slices: (sequence, start, end) of others. points: (carrier of the row, sequence) of each sample
-    after those of `steady`.
-    """
-
-    def __init__(self, plan: StepPlan) -> None:
-        super().__init__(plan)
-        self.tokens = 0
-        self.rows = 0
-        self.samples = 0
-        self.short = False
-        self.steady: list[Sequence] = []
-        self.others: list[Sequence] = []
-        self.slices: list[tuple[Sequence, int, int]] = []
-        self.points: list[tuple[Sequence, Sequence]] = []
+from headrace.core.policy import share, victim
+from headrace.core.population import Population
+from headrace.core.sequence import Match, Sequence
+from headrace.core.step import Step
 
 
 class Scheduler:
@@ -59,78 +39,48 @@ class Scheduler:
 
     def __init__(self, pool: PoolConfig, knobs: Knobs, estimator: Estimator | None = None) -> None:
         self.pool = pool
-        self.memory = Memory(pool)
-        self.estimator = estimator or Estimator()
-        need = self.memory.most_pages(pool.max_positions, 1)
-        if need > pool.num_pages:
-            raise ValueError(
-                f"num_pages: a sequence of {pool.max_positions} tokens needs {need} pages of KV, "
-                f"the pool has {pool.num_pages}; lower max_positions or give more memory"
-            )
         self.knobs = checked_knobs(knobs)
-        self.queue = Queue()
-        self.running: dict[int, Sequence] = {}
-        self._owners: dict[int, Owner] = {}
-        self._sequences: dict[int, Sequence] = {}
-        self._slots = list(range(pool.slots - 1, -1, -1))
-        self._sorted = True
-        self._odd = False
-        self._seated: list[Sequence] = []
-        self._steady: list[Sequence] = []
-        self._others: list[Sequence] = []
-        self._steady_ids: list[int] = []
-        self._steady_slots: list[int] = []
+        self.estimator = estimator or Estimator()
+        self.memory = Memory(pool)
+        checked_pool(pool, self.memory.most_pages(pool.max_positions, 1))
+        self.population = Population(self.memory, pool.slots)
+        self.population.reorder(knobs.policy)
         self._draft: Step | None = None
         self._flight: Step | None = None
-        self._ending: list[Sequence] = []
-        self._gone: list[Sequence] = []
-        self._living = 0
-        self._unadmitted = 0
-        self._blocked: tuple[int, int] | None = None
-        self._next_sequence = 0
-        self._next_arrival = 0
         self._next_plan = 0
+        # The head of the queue that did not fit, and the pages that were available then.
+        self._blocked: tuple[int, int] | None = None
         self._stats = Stats(pages_total=pool.num_pages)
 
-    # Inputs between steps
+    # Inputs
 
     def add(self, request: Request, now: float) -> None:
         """Take a request. Raises Refused; then the request never existed here."""
-        if request.id in self._owners:
+        population = self.population
+        if request.id in population.owners:
             raise ValueError(f"id: request {request.id} exists already")
         check_request(request, self.pool)
-        self._check_overload()
-        owner = Owner(request, self._next_arrival)
-        self._next_arrival += 1
-        self._owners[request.id] = owner
-        tokens = list(request.prompt)
-        for choice in range(request.n):
-            self._new(owner, choice, tokens)
-        carrier = owner.living[0]
-        if request.score_from is not None:
-            carrier.score = min(request.score_from, carrier.prompt)
-        if request.n > 1:
-            owner.unborn = list(owner.living)
-        self._unadmitted += 1
-        self.queue.push(carrier)
+        free = min(self.knobs.max_sequences, self.pool.slots) - len(population.running)
+        check_overload(population.unadmitted, free, self.knobs)
+        population.open(request)
 
     def abort(self, request_id: int, now: float) -> list[Event]:
         """End all sequences of a request, at any moment. An unknown id is ignored."""
-        owner = self._owners.get(request_id)
+        owner = self.population.owners.get(request_id)
         events: list[Event] = []
         for sequence in owner.living if owner else ():
             if not sequence.ended:
                 events.append(_event(sequence, (), "abort"))
-                self._end(sequence)
+                self.population.end(sequence)
         self._bury()
         return events
 
     def finish(self, request_id: int, choice: int, now: float) -> list[Event]:
         """End one sequence with 'stop': its text holds a stop string. Unknown ones are ignored."""
-        owner = self._owners.get(request_id)
+        owner = self.population.owners.get(request_id)
         for sequence in owner.living if owner else ():
             if sequence.choice == choice and not sequence.ended:
-                self._end(sequence)
+                self.population.end(sequence)
                 self._bury()
                 return [_event(sequence, (), "stop")]
         return []
@@ -139,41 +89,37 @@ class Scheduler:
         """Steer from the next step on. Raises ValueError."""
         self.knobs = checked_knobs(knobs)
         self._blocked = None
-        self._sorted = False
-        for sequence in self._sequences.values():
-            self._set_order(sequence)
-        self.queue.reorder()
+        self.population.reorder(knobs.policy)
 
     def extend(self, sequence_id: int, tokens: Iterable[int]) -> list[Event]:
         """Append tokens that are known without sampling, under the same stop rules as sampled ones.
         Not while the sequence is in a plan in flight, nor before its prompt has been sampled from
-        where n > 1."""
-        sequence = self._sequences[sequence_id]
+        where n > 1: ValueError."""
+        sequence = self.population.sequences[sequence_id]
         self._demand(sequence, "extend")
         events: list[Event] = []
         self._accept(sequence, tokens, events)
-        self._odd = True
+        self.population.mark_odd()
         self._bury()
         return events
 
     def fork(self, sequence_id: int) -> int:
         """A new sequence of the same request with the same tokens, sharing all blocks; it waits
-        where there is no slot. Not while a plan is in flight. Returns its id."""
-        parent = self._sequences[sequence_id]
+        where there is no slot. Conditions as for `extend`. Returns its id."""
+        parent = self.population.sequences[sequence_id]
         self._demand(parent, "fork")
         owner = parent.owner
-        child = self._new(owner, owner.choices, list(parent.tokens))
+        child = self.population.create(owner, owner.choices, list(parent.tokens))
         owner.choices += 1
-        child.left = parent.left
         child.highest = parent.highest
         self._start(child, parent)
         return child.id
 
     def drop(self, sequence_id: int) -> None:
         """End a sequence without an event."""
-        sequence = self._sequences[sequence_id]
+        sequence = self.population.sequences[sequence_id]
         if not sequence.ended:
-            self._end(sequence)
+            self.population.end(sequence)
             self._bury()
 
     def reset_prefix_cache(self) -> None:
@@ -186,11 +132,11 @@ class Scheduler:
     def sequence(self, sequence_id: int) -> Sequence:
         """The live state of a sequence, for reading. It is there until the first `step` after the
         event with its `finish`."""
-        return self._sequences[sequence_id]
+        return self.population.sequences[sequence_id]
 
     def usage(self, request_id: int) -> Usage:
         """Facts of a request; there as long as its sequences."""
-        owner = self._owners[request_id]
+        owner = self.population.owners[request_id]
         return Usage(owner.cached, owner.preemptions)
 
     def stats(self) -> Stats:
@@ -198,10 +144,11 @@ class Scheduler:
         pool = self.memory.pool
         return replace(
             self._stats,
-            running=len(self.running),
-            waiting=self.queue.length,
+            running=len(self.population.running),
+            waiting=self.population.queue.length,
             pages_used=pool.num_pages - pool.available,
             pages_cached=pool.evictable,
+            preemptions=self.population.preemptions,
             evictions=self.memory.tree.evictions,
             copied_tokens=self.memory.copied_tokens,
         )
@@ -209,12 +156,21 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any sequence has not ended, or a plan is in flight."""
-        return self._living > 0 or self._flight is not None
+        return self.population.living > 0 or self._flight is not None
 
     @property
     def idle(self) -> bool:
         """No work: then every page is free or cached."""
         return not self.has_work
+
+    def check(self) -> None:
+        """Recompute everything and compare. Raises AssertionError with what differs."""
+        assert self._flight is None or self._draft is None, "a draft is open while a plan is out"
+        self.population.check(self.pool.slots)
+        if self.population.sorted and self._flight is None:
+            self.population.check_sorted()
+        drafts: list[Draft] = [step for step in (self._draft, self._flight) if step]
+        check_scheduler(self.memory, self.population, drafts)
 
     # A step
 
@@ -222,20 +178,22 @@ class Scheduler:
         """The next plan, or None: nothing to do, or one is in flight."""
         if self._flight is not None:
             return None
-        self._forget_gone()
-        if not self._sorted:
-            self._sort()
-        if not (self._steady or self._others or self.queue.length):
+        population = self.population
+        population.forget_gone()
+        if not population.sorted:
+            population.sort()
+        if not (population.steady or population.others or population.queue.length):
             return None
-        step = self._begin()
-        preemptions = self._stats.preemptions
-        step.steady = self._secure(step, self._choose_steady(step), self._others)
+        step = self._next()
+        step.renew(self.knobs, self.pool.slots)
+        step.others = list(population.others)
+        preemptions = population.preemptions
+        step.steady = self._secure(step, self._choose_steady(step), population.others)
         if not step.steady and not step.slices:
             self._serve_first(step)
-        if not step.short and self._stats.preemptions == preemptions:
+        if not step.short and population.preemptions == preemptions:
             self._admit(step)
-        self._write_steady(step)
-        self._write_others(step)
+        self._write(step)
         if not step.plan.sequences:
             return None
         self._draft = None
@@ -250,63 +208,30 @@ class Scheduler:
             self._next_plan += 1
         return self._draft
 
-    def _begin(self) -> Step:
-        step = self._next()
-        self._renew(step)
-        step.others = list(self._others)
-        return step
-
-    def _renew(self, step: Step) -> None:
-        step.tokens = self.knobs.max_tokens
-        step.rows = self.knobs.max_logits
-        step.samples = max(self.knobs.max_logits, self.pool.slots)
-        step.short = False
-        step.plan.reasons.clear()
-
-    def _sort(self) -> None:
-        """Part the running sequences into steady ones and others. Steady ones stay so while each
-        sample yields one token (`_odd`: one did not); only the rest is looked at."""
-        rest = self._others + self._seated
-        steady = [sequence for sequence in self._steady if sequence.slot >= 0]
-        if self._odd:
-            rest += steady
-            steady = []
-        self._others = []
-        for sequence in rest:
-            if sequence.slot >= 0:
-                (steady if _is_steady(sequence) else self._others).append(sequence)
-        self._others.sort(key=lambda sequence: sequence.order)
-        self._steady = steady
-        self._seated = []
-        self._odd = False
-        self._steady_ids = [sequence.id for sequence in self._steady]
-        self._steady_slots = [sequence.slot for sequence in self._steady]
-        self._sorted = True
-
     def _choose_steady(self, step: Step) -> list[Sequence]:
         """The steady sequences that this step serves: all, or those that have waited longest."""
-        steady = self._steady
-        wanting = [s for s in self._others if len(s.tokens) > s.scheduled]
+        steady = self.population.steady
+        wanting = [s for s in self.population.others if len(s.tokens) > s.scheduled]
         count = share(len(steady), wanting, self.knobs, step.samples, step.plan.id)
-        if count < len(steady):
-            for sequence in sorted(steady, key=lambda s: s.granted)[count:]:
-                step.plan.reasons.append((sequence.id, "budget"))
-            steady = sorted(steady, key=lambda s: s.granted)[:count]
-            for sequence in steady:
-                sequence.granted = step.plan.id
-        step.tokens -= count
-        step.rows -= count
-        step.samples -= count
-        return steady
+        step.give(count)
+        if count == len(steady):
+            return steady
+        turn = sorted(steady, key=lambda sequence: sequence.granted)
+        for sequence in turn[count:]:
+            step.skip(sequence, "budget")
+        for sequence in turn[:count]:
+            sequence.granted = step.plan.id
+        return turn[:count]
 
     def _serve_first(self, step: Step) -> None:
         """Nobody whose turn it was could go on. The first in order always can."""
-        wanting = [s for s in self.running.values() if len(s.tokens) > s.scheduled]
+        running = self.population.running.values()
+        wanting = [s for s in running if len(s.tokens) > s.scheduled]
         if not wanting:
             return
-        first = min(wanting, key=lambda s: s.order)
-        self._renew(step)
-        if first in self._steady:
+        first = min(wanting, key=lambda sequence: sequence.order)
+        step.renew(self.knobs, self.pool.slots)
+        if first in self.population.steady:
             step.steady = self._secure(step, [first], [])
         else:
             self._secure(step, [], [first])
@@ -320,7 +245,7 @@ class Scheduler:
             return steady
         work += [(s.order, s, False) for s in others]
         work.sort()
-        preemptions = self._stats.preemptions
+        preemptions = self.population.preemptions
         for _, sequence, is_steady in work:
             if sequence.slot < 0:
                 continue
@@ -328,7 +253,7 @@ class Scheduler:
                 self._grant(sequence, step)
             elif self._find_pages(sequence, 1, step):
                 self.memory.grow(sequence, 1, step)
-        if step.short or self._stats.preemptions > preemptions:
+        if step.short or self.population.preemptions > preemptions:
             return [s for s in steady if s.slot >= 0 and s.scheduled < s.room]
         return steady
 
@@ -336,12 +261,12 @@ class Scheduler:
         """For how many of the tokens there are pages, preempting others if there would be none."""
         count = self.memory.fit(sequence, tokens)
         while not count:
-            other = victim(self.running.values(), sequence) if preempt else None
+            other = victim(self.population.running.values(), sequence) if preempt else None
             if other is None:
                 step.short = True
-                step.plan.reasons.append((sequence.id, "pages"))
+                step.skip(sequence, "pages")
                 return 0
-            self._preempt(other)
+            self.population.preempt(other)
             count = self.memory.fit(sequence, tokens)
         return count
 
@@ -350,17 +275,17 @@ class Scheduler:
         if len(sequence.tokens) == sequence.scheduled:
             return
         if not step.tokens:
-            step.plan.reasons.append((sequence.id, "budget"))
+            step.skip(sequence, "budget")
             return
         self._take(sequence, self.memory.match(sequence), step)
-        if self.memory.follows(sequence, self.running, step.plan.id):
-            step.plan.reasons.append((sequence.id, "prefix"))
+        if self.memory.follows(sequence, self.population.running, step.plan.id):
+            step.skip(sequence, "prefix")
             return
         start = sequence.scheduled
         wanted = len(sequence.tokens) - start
-        count = self._cut_rows(sequence, min(wanted, step.tokens, self.knobs.chunk), step)
+        count = step.cut(sequence, min(wanted, step.tokens, self.knobs.chunk))
         if not count:
-            step.plan.reasons.append((sequence.id, "rows"))
+            step.skip(sequence, "rows")
             return
         if count < wanted:
             past = (start + count) % self.pool.block_size
@@ -369,19 +294,13 @@ class Scheduler:
         if not count:
             return
         self.memory.grow(sequence, count, step)
-        sequence.scheduled = end = start + count
+        sequence.scheduled = start + count
         sequence.granted = step.plan.id
         self.memory.publish(sequence, step)
         sequence.nodes[-1].filling = sequence.id
-        if start < sequence.highest:
-            self._stats.recomputed_tokens += min(end, sequence.highest) - start
-        step.slices.append((sequence, start, end))
-        rows = _rows(sequence, start, end)
-        step.tokens -= count
-        step.rows -= rows
-        step.samples -= rows
-        if end == len(sequence.tokens):
-            step.samples -= max(0, len(sequence.owner.unborn) - 1)
+        recomputed = min(sequence.scheduled, sequence.highest) - start
+        self._stats.recomputed_tokens += max(0, recomputed)
+        step.slice(sequence, start, start + count)
 
     def _take(self, sequence: Sequence, match: Match, step: Step) -> None:
         gained = self.memory.take(sequence, match, step)
@@ -389,99 +308,57 @@ class Scheduler:
             sequence.owner.cached += gained
             self._stats.prefix_hits += gained
 
-    def _cut_rows(self, sequence: Sequence, count: int, step: Step) -> int:
-        """Cut a slice so that its logits rows and samples fit what is left of the step."""
-        start = sequence.scheduled
-        if sequence.score < sequence.prompt:
-            rows = min(step.rows, step.samples)
-            count = min(count, max(0, sequence.score - 1 - start) + rows)
-        end = start + count
-        rows = _rows(sequence, start, end)
-        samples = rows + max(0, len(sequence.owner.unborn) - 1)
-        if rows and end == len(sequence.tokens) and (rows > step.rows or samples > step.samples):
-            count -= 1
-        return count
-
     def _admit(self, step: Step) -> None:
         """Start waiting sequences in order, while there are slots, tokens and pages."""
-        memory = self.memory
-        spare = int(self.knobs.watermark * self.pool.num_pages)
-        while (
-            step.tokens > 0
-            and not step.short
-            and self._slots
-            and len(self.running) < self.knobs.max_sequences
-        ):
-            sequence = self.queue.peek()
+        population = self.population
+        slice_tokens = min(self.knobs.chunk, self.knobs.max_tokens)
+        while step.tokens and not step.short and self._has_seat():
+            sequence = population.queue.peek()
             if sequence is None:
                 return
-            available = memory.pool.available - memory.promised
-            if self.running and self._blocked and not step.slices:
+            available = self.memory.pool.available - self.memory.promised
+            if population.running and not step.slices and self._blocked is not None:
                 blocked, then = self._blocked
                 if blocked == sequence.id and available <= then:
                     return
-            match = memory.match(sequence)
-            slice_tokens = min(self.knobs.chunk, self.knobs.max_tokens)
-            need = memory.most_pages(len(sequence.tokens), slice_tokens)
-            reused = len(match.nodes) * memory.pages_per_index
-            lacking = max(0, need - reused) + memory.cost(match) + spare - available
-            if self.running and lacking > 0:
+            match = self.memory.match(sequence)
+            need = self.memory.most_pages(len(sequence.tokens), slice_tokens)
+            if population.running and not self._fits(match, need, available):
                 self._blocked = (sequence.id, available)
                 return
-            self._seat(self.queue.pop())
+            population.seat(population.queue.pop())
             step.others.append(sequence)
-            memory.open(sequence, max(need, reused))
-            owner = sequence.owner
-            if not owner.admitted:
-                owner.admitted = True
-                self._unadmitted -= 1
+            self.memory.open(sequence, need, match)
+            if not sequence.owner.admitted:
+                sequence.owner.admitted = True
+                population.unadmitted -= 1
                 self._stats.prefix_queries += sequence.prompt
             self._take(sequence, match, step)
             self._grant(sequence, step, preempt=False)
 
-    def _write_steady(self, step: Step) -> None:
-        plan = step.plan
+    def _has_seat(self) -> bool:
+        population = self.population
+        seats = len(population.free_slots)
+        return seats > 0 and len(population.running) < self.knobs.max_sequences
+
+    def _fits(self, match: Match, need: int, available: int) -> bool:
+        """Whether a sequence that needs so many pages in all, and has a match, leaves the
+        watermark."""
+        fresh = max(0, need - len(match.nodes) * self.memory.pages_per_index)
+        spare = int(self.knobs.watermark * self.pool.num_pages)
+        return fresh + self.memory.cost(match) + spare <= available
+
+    def _write(self, step: Step) -> None:
+        population = self.population
         steady = step.steady
-        count = len(steady)
-        if steady is self._steady:
-            plan.sequences = self._steady_ids.copy()
-            plan.slots = self._steady_slots.copy()
+        if steady is population.steady:
+            step.write(population.steady_ids.copy(), population.steady_slots.copy())
         else:
-            plan.sequences = [sequence.id for sequence in steady]
-            plan.slots = [sequence.slot for sequence in steady]
-        plan.starts = [sequence.scheduled for sequence in steady]
-        plan.tokens = [sequence.tokens[-1] for sequence in steady]
-        plan.counts = [1] * count
-        plan.logits = [1] * count
-        plan.samples = [0] * (2 * count)
-        plan.samples[::2] = range(count)
-        plan.samples[1::2] = plan.sequences
-        plan.num_logits = count
+            step.write([s.id for s in steady], [s.slot for s in steady])
         for sequence in steady:
             sequence.scheduled += 1
             if sequence.scheduled == sequence.room:
                 self.memory.publish(sequence, step)
-
-    def _write_others(self, step: Step) -> None:
-        plan = step.plan
-        for sequence, start, end in step.slices:
-            plan.sequences.append(sequence.id)
-            plan.slots.append(sequence.slot)
-            plan.starts.append(start)
-            plan.counts.append(end - start)
-            plan.tokens += sequence.tokens[start:end]
-            rows = _rows(sequence, start, end)
-            plan.logits.append(rows)
-            first = end - rows
-            row = plan.num_logits - first
-            plan.num_logits += rows
-            if sequence.score < sequence.prompt:
-                for position in range(first, min(end, sequence.prompt - 1)):
-                    plan.scores += (row + position, sequence.id, position + 1)
-            if end == len(sequence.tokens) and sequence.left > 0:
-                for target in sequence.owner.unborn or (sequence,):
-                    plan.samples += (row + end - 1, target.id)
-                    step.points.append((sequence, target))
 
     # Results
 
@@ -490,11 +367,9 @@ class Scheduler:
         sequence where it is until it is extended."""
         step = self._in_flight(plan_id)
         steady = step.steady
-        if len(tokens) != len(steady) + len(step.points):
-            raise ValueError(
-                f"tokens: plan {plan_id} has {len(steady) + len(step.points)} samples, "
-                f"got {len(tokens)}"
-            )
+        samples = len(steady) + len(step.points)
+        if len(tokens) != samples:
+            raise ValueError(f"tokens: plan {plan_id} has {samples} samples, got {len(tokens)}")
         self._flight = None
         self.memory.settle(step)
         self._stats.steps += 1
@@ -521,7 +396,7 @@ class Scheduler:
         return events
 
     def _advance_others(self, step: Step, tokens: Tokens, events: list[Event]) -> None:
-        self._sorted = False
+        self.population.sorted = False
         for sequence in step.others:
             if sequence.slot >= 0:
                 sequence.computed = sequence.scheduled
@@ -547,11 +422,9 @@ class Scheduler:
         wait again with the tokens they had, and find what was computed before in the tree."""
         step = self._in_flight(plan_id)
         self._flight = None
-        for sequence in [s for s in self.running.values() if s.scheduled != s.computed]:
-            sequence.highest = max(sequence.highest, sequence.computed)
-            sequence.owner.counting = False
-            self._unseat(sequence, keep=False)
-            self.queue.push(sequence)
+        running = self.population.running.values()
+        for sequence in [s for s in running if s.scheduled != s.computed]:
+            self.population.send_back(sequence, keep=False)
         self.memory.forget(step)
         self._bury()
         return []
@@ -565,7 +438,6 @@ class Scheduler:
         """Make tokens known one by one: a stop goes before the length, nothing follows either."""
         if sequence.ended:
             return
-        self._sorted = False
         taken: list[int] = []
         finish: FinishReason | None = None if sequence.left > 0 else "length"
         stop: int | None = None
@@ -583,17 +455,22 @@ class Scheduler:
         if taken or finish:
             events.append(_event(sequence, tuple(taken), finish, stop))
         if finish:
-            self._end(sequence)
+            self.population.end(sequence)
         elif len(taken) != 1:
-            self._odd = True
+            self.population.mark_odd()
 
-    # Life and death of a sequence
+    def _start(self, child: Sequence, parent: Sequence) -> None:
+        """Let a fork run on its parent's blocks, or wait without any."""
+        if parent.slot >= 0 and self._has_seat():
+            self.population.seat(child)
+            self.memory.share(parent, child, self._next())
+        else:
+            self.population.queue.push(child)
 
-    def _check_overload(self) -> None:
-        free = min(self.knobs.max_sequences, self.pool.slots) - len(self.running)
-        limit = self.knobs.max_waiting
-        if limit and self._unadmitted >= limit + max(0, free):
-            raise Refused(None, f"{self._unadmitted} requests wait, the limit is {limit}", True)
+    def _bury(self) -> None:
+        """Free what ended sequences hold, unless a plan in flight still touches it."""
+        if self._flight is None:
+            self.population.bury()
 
     def _demand(self, sequence: Sequence, verb: str) -> None:
         """Raises ValueError where a sequence cannot be forked or extended now."""
@@ -601,112 +478,6 @@ class Scheduler:
             raise ValueError(f"sequence {sequence.id} has ended or is not born: can't {verb} it")
         if self._flight is not None and sequence.slot >= 0:
             raise ValueError(f"sequence {sequence.id} is in flight: can't {verb} it before done")
-
-    def _new(self, owner: Owner, choice: int, tokens: list[int]) -> Sequence:
-        sequence = Sequence(self._next_sequence, owner, choice, tokens)
-        self._next_sequence += 1
-        self._set_order(sequence)
-        self._sequences[sequence.id] = sequence
-        owner.living.append(sequence)
-        self._living += 1
-        return sequence
-
-    def _set_order(self, sequence: Sequence) -> None:
-        owner = sequence.owner
-        sequence.order = order(owner.request, owner.arrival, sequence.id, self.knobs.policy)
-
-    def _start(self, child: Sequence, parent: Sequence) -> None:
-        """Let a fork run on its parent's blocks, or wait without any."""
-        if parent.slot >= 0 and self._slots and len(self.running) < self.knobs.max_sequences:
-            self._seat(child)
-            self.memory.share(parent, child, self._next())
-        else:
-            self.queue.push(child)
-
-    def _seat(self, sequence: Sequence) -> None:
-        sequence.slot = self._slots.pop()
-        self.running[sequence.id] = sequence
-        self._seated.append(sequence)
-        self._sorted = False
-
-    def _unseat(self, sequence: Sequence, keep: bool) -> None:
-        self.memory.release(sequence, keep)
-        self._slots.append(sequence.slot)
-        sequence.slot = -1
-        del self.running[sequence.id]
-        self._sorted = False
-
-    def _preempt(self, sequence: Sequence) -> None:
-        sequence.highest = max(sequence.highest, sequence.computed)
-        sequence.owner.preemptions += 1
-        sequence.owner.counting = False
-        self._stats.preemptions += 1
-        self._unseat(sequence, keep=True)
-        self.queue.push(sequence)
-
-    def _end(self, sequence: Sequence) -> None:
-        sequence.ended = True
-        self._ending.append(sequence)
-
-    def _bury(self) -> None:
-        """Take back what ended sequences hold, unless a plan in flight still touches it."""
-        if self._flight is not None:
-            return
-        for sequence in self._ending:
-            owner = sequence.owner
-            if sequence in owner.unborn:
-                owner.unborn.remove(sequence)
-                heirs = [other for other in owner.unborn if not other.ended]
-                if heirs and (sequence.slot >= 0 or sequence.waiting):
-                    self._bequeath(sequence, heirs[0])
-            if sequence.slot >= 0:
-                self._unseat(sequence, keep=True)
-            elif sequence.waiting:
-                self.queue.discard(sequence)
-            owner.living.remove(sequence)
-            if not owner.living and not owner.admitted:
-                self._unadmitted -= 1
-            self._living -= 1
-            self._gone.append(sequence)
-        self._ending.clear()
-
-    def _bequeath(self, sequence: Sequence, heir: Sequence) -> None:
-        """Another unborn sequence goes on computing the prompt."""
-        heir.score = sequence.score
-        heir.highest = sequence.highest
-        if sequence.waiting:
-            self.queue.discard(sequence)
-            self.queue.push(heir)
-            return
-        heir.slot, sequence.slot = sequence.slot, -1
-        for name in ("blocks", "low", "room", "nodes", "promise", "computed", "scheduled"):
-            setattr(heir, name, getattr(sequence, name))
-        del self.running[sequence.id]
-        self.running[heir.id] = heir
-        self._seated.append(heir)
-        self._sorted = False
-
-    def _forget_gone(self) -> None:
-        for sequence in self._gone:
-            del self._sequences[sequence.id]
-            if not sequence.owner.living:
-                self._owners.pop(sequence.request, None)
-        self._gone.clear()
-
-    def check(self) -> None:
-        """Recompute everything and compare. Raises AssertionError with what differs."""
-        assert sorted([*self._slots, *(s.slot for s in self.running.values())]) == list(
-            range(self.pool.slots)
-        ), "a slot is lost"
-        living = [s for s in self._sequences.values() if s in s.owner.living]
-        assert len(living) == self._living, f"{self._living} living, counted {len(living)}"
-        assert self._flight is None or self._draft is None, "a draft is open while a plan is out"
-        if self._sorted and self._flight is None:
-            steady = {s.id for s in self.running.values() if _is_steady(s)}
-            assert steady == set(self._steady_ids), "steady sequences are not told apart"
-            others = {s.id for s in self._others}
-            assert others == set(self.running) - steady, "a running sequence is forgotten"
-        check_scheduler(self, [step for step in (self._draft, self._flight) if step])
 
 
 def _event(
@@ -716,20 +487,3 @@ def _event(
     stop_token: int | None = None,
 ) -> Event:
     return Event(sequence.request, sequence.id, sequence.choice, tokens, finish, stop_token)
-
-
-def _is_steady(sequence: Sequence) -> bool:
-    """One token to compute, one row of logits, one sample."""
-    return (
-        len(sequence.tokens) - sequence.scheduled == 1
-        and sequence.left > 0
-        and sequence.score >= sequence.prompt
-        and not sequence.owner.unborn
-    )
-
-
-def _rows(sequence: Sequence, start: int, end: int) -> int:
-    """Rows of logits of a slice: the last ones, from the first that scores or for the sample."""
-    if sequence.score < sequence.prompt:
-        return max(0, end - max(start, sequence.score - 1))
-    return int(end == len(sequence.tokens) and sequence.left > 0)

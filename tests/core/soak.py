@@ -94,8 +94,10 @@ class Soak:
         machine = self.machine
         scheduler = machine.scheduler
         roll = draw.random()
-        living = [s for owner in scheduler._owners.values() for s in owner.living if not s.ended]
-        if roll < 0.12 and scheduler.queue.length < 8:
+        living = [
+            s for owner in scheduler.population.owners.values() for s in owner.living if not s.ended
+        ]
+        if roll < 0.12 and scheduler.population.queue.length < 8:
             machine.add(self.request())
         elif roll < 0.14 and living:
             machine.abort(draw.choice(living).request)
@@ -136,7 +138,7 @@ class Soak:
         machine = self.machine
         idle = [
             s
-            for s in machine.scheduler.running.values()
+            for s in machine.scheduler.population.running.values()
             if s.computed == len(s.tokens) and s.left > 0
         ]
         assert idle, "there is work, nobody waits for tokens, and yet no plan"
@@ -148,7 +150,7 @@ class Soak:
         machine = self.machine
         if machine.plan is not None:
             machine.done()
-        living = [s for owner in machine.scheduler._owners.values() for s in owner.living]
+        living = [s for owner in machine.scheduler.population.owners.values() for s in owner.living]
         turns = 2 * machine.pool.slots + 2  # within so many steps the first in order gets a token
         bound = turns * sum(len(s.tokens) + s.left + 1 for s in living)
         steps = 0

@@ -100,7 +100,9 @@ def arrive_together(engine: Machine, shared: int = 1000, own: int = 30, count: i
     while engine.scheduler.has_work:
         engine.step()
         engine.done()
-        cached |= {i: engine.scheduler.usage(i).cached_tokens for i in engine.scheduler._owners}
+        cached |= {
+            i: engine.scheduler.usage(i).cached_tokens for i in engine.scheduler.population.owners
+        }
     engine.rest()
     stats = engine.scheduler.stats()
     prompts = count * (shared + own)

@@ -120,7 +120,7 @@ def test_small_steps_are_shared(budget, rows):
         engine.step()
         engine.done()
     engine.add(Request(100, tuple(range(200, 240)), 1, priority=-1))
-    running = [s.id for s in engine.scheduler.running.values()]
+    running = [s.id for s in engine.scheduler.population.running.values()]
     before = {s: len(engine.known(s)) for s in running}
     for _ in range(48):
         engine.step()
