@@ -1,9 +1,9 @@
 """headrace: an LLM serving engine. State a latency promise; it derives every knob.
 
-    from headrace import LLM, SamplingParams
+from headrace import LLM, SamplingParams
 
-    llm = LLM("smollm2-135m")
-    print(llm.generate("Water runs", SamplingParams(max_tokens=16))[0].outputs[0].text)
+llm = LLM("smollm2-135m")
+print(llm.generate("Water runs", SamplingParams(max_tokens=16))[0].outputs[0].text)
 """
 
 from typing import TYPE_CHECKING, Any
