@@ -132,12 +132,13 @@ ITEMS = {
         for count in (8, 16, 32)
     },
     "shared": Item(
-        Room(8, 1088), shared, {"shared": ("32 x (1,000 shared + 30), 32 out, at 8 (s)", False)}
+        Room(8, 1088), shared,
+        {"shared": ("32 x (1,000 shared + 30), 32 out, at 8 (s, less is better)", False)},
     ),
     "beside": Item(
         Room(9, 4096), beside,
-        {"stall": ("4,000 tokens beside 8 streams: worst ITL (s)", False),
-         "ttft": ("... the prompt's TTFT (s)", False)},
+        {"stall": ("4,000 tokens beside 8 streams: worst ITL (s, less is better)", False),
+         "ttft": ("... the prompt's TTFT (s, less is better)", False)},
     ),
     "far": Item(
         Room(1, 8192), far,
@@ -145,7 +146,10 @@ ITEMS = {
          "long": ("prefill of 7,900 (tok/s)", True)},
     ),
 }  # fmt: skip
-START = {"ready": ("ready (s)", False), "pss": ("summed PSS, 8,192 tokens of KV (MB)", False)}
+START = {
+    "ready": ("ready (s, less is better)", False),
+    "pss": ("summed PSS, 8,192 tokens of KV (MB, less is better)", False),
+}
 
 
 def start(engine: Engine, seed: int, log: Path) -> Figures:
@@ -176,7 +180,10 @@ def measure(
     item, servers = ITEMS[name], {}
     try:
         for engine in chosen:
-            servers[engine.name] = Server(engine, item.room, log)
+            try:
+                servers[engine.name] = Server(engine, item.room, log)
+            except RuntimeError as error:
+                sys.stderr.write(f"{error}\n")
         for round_ in range(-1, rounds):
             for label, server in servers.items():
                 load = Load(server.url, round_)
@@ -226,7 +233,7 @@ def table(records: list[dict[str, Any]], bytes_of_weights: int) -> str:
         ratio = "-"
         if ours and peers:
             best = max(peers) if more else min(peers)
-            ratio = f"{ours / best:.2f}" if more else f"1 / {best / ours:.2f}"
+            ratio = f"{ours / best:.2f}"
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ratio} |")
     found: dict[str, list[float]] = {}
     for record in records:
