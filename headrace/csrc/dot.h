@@ -181,6 +181,10 @@ HR_INLINE Quad load_quad(const int8_t *p) {
   return {_mm256_set1_epi32(word)};
 }
 
+// Makes the sum be taken here and now: compilers put off integer additions until all products are made,
+// and those do not fit the registers.
+HR_INLINE void stay(__m256i &sum) { __asm__("" : "+x"(sum)); }
+
 // Pair sums in 16 bits: 32 products of at most 15 * 127 spread over two lanes stay below 2^15.
 struct NarrowSum {
   static constexpr bool kSigned = false;
@@ -189,6 +193,8 @@ struct NarrowSum {
   HR_INLINE void add(Bytes w, Quad x) {
     a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w.a, x.v));
     b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w.b, x.v));
+    stay(a);
+    stay(b);
   }
   HR_INLINE Ints total() const {
     __m256i ones = _mm256_set1_epi16(1);
@@ -207,126 +213,161 @@ struct WideSum {
   HR_INLINE void add(Bytes w, Quad x) {
     a = _mm256_add_epi32(a, product(w.a, x.v));
     b = _mm256_add_epi32(b, product(w.b, x.v));
+    stay(a);
+    stay(b);
   }
   HR_INLINE Ints total() const { return {a, b}; }
 };
 
 #else
 
-// Plain C++ on vectors of the compiler (GCC and Clang), for any CPU.
-typedef float FloatVector __attribute__((vector_size(64)));
-typedef int32_t IntVector __attribute__((vector_size(64)));
-typedef uint32_t WordVector __attribute__((vector_size(64)));
-typedef int16_t ShortVector __attribute__((vector_size(64)));
-typedef uint16_t UnsignedShortVector __attribute__((vector_size(64)));
-typedef uint16_t HalfVector __attribute__((vector_size(32)));
+// Plain C++ on 16-byte vectors of the compiler (GCC and Clang), four to the sixteen columns, for any CPU.
+typedef float Float4 __attribute__((vector_size(16)));
+typedef int32_t Int4 __attribute__((vector_size(16)));
+typedef uint32_t Word4 __attribute__((vector_size(16)));
+typedef int16_t Short8 __attribute__((vector_size(16)));
+typedef uint16_t Half8 __attribute__((vector_size(16)));
+typedef uint16_t Half4 __attribute__((vector_size(8)));
 
 struct Floats {
-  FloatVector v;
+  Float4 v[4];
 };
 struct Ints {
-  IntVector v;
+  Int4 v[4];
 };
 struct Bytes {
-  UnsignedShortVector v;
+  Half8 v[4];
 };
 // Even and odd activations, widened, in every lane.
 struct Quad {
-  ShortVector even, odd;
+  Short8 even, odd;
 };
 
-HR_INLINE Floats zero() { return {FloatVector{}}; }
-HR_INLINE Floats broadcast(float x) { return {FloatVector{} + x}; }
+// {f(0), f(1), f(2), f(3)}
+template <class T, class Each>
+HR_INLINE T quarters(Each each) {
+  return T{{each(0), each(1), each(2), each(3)}};
+}
+
+HR_INLINE Floats zero() { return {}; }
+HR_INLINE Floats broadcast(float x) {
+  return quarters<Floats>([&](int) { return Float4{x, x, x, x}; });
+}
 HR_INLINE Floats load(const float *p) {
   Floats x;
-  std::memcpy(&x.v, p, sizeof x.v);
+  std::memcpy(&x, p, sizeof x);
   return x;
 }
-HR_INLINE void store(float *p, Floats x) { std::memcpy(p, &x.v, sizeof x.v); }
-HR_INLINE WordVector load_words(const uint16_t *p) {
-  HalfVector raw;
+HR_INLINE void store(float *p, Floats x) { std::memcpy(p, &x, sizeof x); }
+HR_INLINE Word4 load_words(const uint16_t *p) {
+  Half4 raw;
   std::memcpy(&raw, p, sizeof raw);
-  return __builtin_convertvector(raw, WordVector);
+  return __builtin_convertvector(raw, Word4);
 }
 // Finite halves: the exponent is moved by a multiplication, which is exact for subnormals too.
 HR_INLINE Floats load_half(const uint16_t *p) {
-  WordVector raw = load_words(p);
-  WordVector magnitude = (raw & 0x7fff) << 13;
-  FloatVector value = reinterpret_cast<FloatVector>(magnitude) * 0x1p112f;
-  return {reinterpret_cast<FloatVector>(reinterpret_cast<WordVector>(value) | (raw & 0x8000) << 16)};
+  return quarters<Floats>([&](int i) {
+    Word4 raw = load_words(p + 4 * i);
+    Float4 value = reinterpret_cast<Float4>((raw & 0x7fff) << 13) * 0x1p112f;
+    return reinterpret_cast<Float4>(reinterpret_cast<Word4>(value) | (raw & 0x8000) << 16);
+  });
 }
 HR_INLINE Floats load_brain(const uint16_t *p) {
-  return {reinterpret_cast<FloatVector>(load_words(p) << 16)};
+  return quarters<Floats>([&](int i) { return reinterpret_cast<Float4>(load_words(p + 4 * i) << 16); });
 }
-HR_INLINE Floats mul(Floats a, Floats b) { return {a.v * b.v}; }
-HR_INLINE Floats add(Floats a, Floats b) { return {a.v + b.v}; }
-HR_INLINE Floats maximum(Floats a, Floats b) { return {a.v > b.v ? a.v : b.v}; }
+HR_INLINE Floats mul(Floats a, Floats b) {
+  return quarters<Floats>([&](int i) { return a.v[i] * b.v[i]; });
+}
+HR_INLINE Floats add(Floats a, Floats b) {
+  return quarters<Floats>([&](int i) { return a.v[i] + b.v[i]; });
+}
+HR_INLINE Floats maximum(Floats a, Floats b) {
+  return quarters<Floats>([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
 HR_INLINE Floats absolute(Floats a) {
-  return {reinterpret_cast<FloatVector>(reinterpret_cast<WordVector>(a.v) & 0x7fffffffu)};
+  return quarters<Floats>([&](int i) {
+    return reinterpret_cast<Float4>(reinterpret_cast<Word4>(a.v[i]) & 0x7fffffffu);
+  });
 }
 // a * b + c, rounded twice: not every CPU fuses.
-HR_INLINE Floats fma(Floats a, Floats b, Floats c) { return {a.v * b.v + c.v}; }
+HR_INLINE Floats fma(Floats a, Floats b, Floats c) {
+  return quarters<Floats>([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });
+}
 HR_INLINE float highest(Floats a) {
-  float best = a.v[0];
-  for (int i = 1; i < 16; ++i) best = a.v[i] > best ? a.v[i] : best;
+  float best = a.v[0][0];
+  for (int i = 1; i < 16; ++i) best = a.v[i / 4][i % 4] > best ? a.v[i / 4][i % 4] : best;
   return best;
 }
-HR_INLINE Floats to_float(Ints a) { return {__builtin_convertvector(a.v, FloatVector)}; }
+HR_INLINE Floats to_float(Ints a) {
+  return quarters<Floats>([&](int i) { return __builtin_convertvector(a.v[i], Float4); });
+}
 // Sixteen values rounded to nearest even, as signed bytes; returns their sum.
 HR_INLINE int32_t store_bytes(int8_t *p, Floats x) {
-  // Adding 1.5 * 2^23 leaves the rounded value in the low bits.
-  FloatVector moved = x.v + 12582912.0f;
-  IntVector whole = reinterpret_cast<IntVector>(moved) - 0x4b400000;
   int32_t sum = 0;
   for (int i = 0; i < 16; ++i) {
-    p[i] = static_cast<int8_t>(whole[i]);
-    sum += whole[i];
+    // Adding 1.5 * 2^23 leaves the rounded value in the low bits.
+    float moved = x.v[i / 4][i % 4] + 12582912.0f;
+    int32_t whole;
+    std::memcpy(&whole, &moved, 4);
+    whole -= 0x4b400000;
+    p[i] = static_cast<int8_t>(whole);
+    sum += whole;
   }
   return sum;
 }
 
 HR_INLINE Bytes load_bytes(const uint8_t *p) {
   Bytes b;
-  std::memcpy(&b.v, p, sizeof b.v);
+  std::memcpy(&b, p, sizeof b);
   return b;
 }
-HR_INLINE Bytes low_nibbles(Bytes b) { return {b.v & 0x0f0f}; }
-HR_INLINE Bytes high_nibbles(Bytes b) { return {b.v >> 4 & 0x0f0f}; }
+HR_INLINE Bytes low_nibbles(Bytes b) {
+  return quarters<Bytes>([&](int i) { return b.v[i] & 0x0f0f; });
+}
+HR_INLINE Bytes high_nibbles(Bytes b) {
+  return quarters<Bytes>([&](int i) { return b.v[i] >> 4 & 0x0f0f; });
+}
 HR_INLINE Quad load_quad(const int8_t *p) {
   int32_t even = static_cast<uint16_t>(p[0]) | static_cast<int32_t>(p[2]) * 65536;
   int32_t odd = static_cast<uint16_t>(p[1]) | static_cast<int32_t>(p[3]) * 65536;
-  return {reinterpret_cast<ShortVector>(IntVector{} + even),
-          reinterpret_cast<ShortVector>(IntVector{} + odd)};
+  return {reinterpret_cast<Short8>(Int4{even, even, even, even}),
+          reinterpret_cast<Short8>(Int4{odd, odd, odd, odd})};
 }
 // The two 16-bit halves of each 32-bit lane, added.
-HR_INLINE IntVector pair_sums(ShortVector pairs) {
-  IntVector words = reinterpret_cast<IntVector>(pairs);
-  IntVector low = reinterpret_cast<IntVector>(reinterpret_cast<WordVector>(words) << 16) >> 16;
-  return low + (words >> 16);
+HR_INLINE Int4 pair_sums(Short8 pairs) {
+  Int4 words = reinterpret_cast<Int4>(pairs);
+  return (reinterpret_cast<Int4>(reinterpret_cast<Word4>(words) << 16) >> 16) + (words >> 16);
 }
 
 // Pair sums in 16 bits: 32 products of at most 15 * 127 spread over two lanes stay below 2^15.
 struct NarrowSum {
   static constexpr bool kSigned = false;
-  ShortVector v;
-  HR_INLINE void begin(int32_t) { v = ShortVector{}; }
+  Short8 v[4];
+  HR_INLINE void begin(int32_t) { v[0] = v[1] = v[2] = v[3] = Short8{}; }
   HR_INLINE void add(Bytes w, Quad x) {
-    v += reinterpret_cast<ShortVector>(w.v & 0xff) * x.even +
-         reinterpret_cast<ShortVector>(w.v >> 8) * x.odd;
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      v[i] += reinterpret_cast<Short8>(w.v[i] & 0xff) * x.even +
+              reinterpret_cast<Short8>(w.v[i] >> 8) * x.odd;
   }
-  HR_INLINE Ints total() const { return {pair_sums(v)}; }
+  HR_INLINE Ints total() const {
+    return quarters<Ints>([&](int i) { return pair_sums(v[i]); });
+  }
 };
 // Pairs reach 128 * 127 * 2, below 2^15; their sums need 32 bits.
 struct WideSum {
   static constexpr bool kSigned = true;
-  IntVector v;
-  HR_INLINE void begin(int32_t) { v = IntVector{}; }
+  Int4 v[4];
+  HR_INLINE void begin(int32_t) { v[0] = v[1] = v[2] = v[3] = Int4{}; }
   HR_INLINE void add(Bytes w, Quad x) {
-    ShortVector even = reinterpret_cast<ShortVector>(w.v << 8) >> 8;
-    ShortVector odd = reinterpret_cast<ShortVector>(w.v) >> 8;
-    v += pair_sums(even * x.even + odd * x.odd);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      Short8 even = reinterpret_cast<Short8>(w.v[i] << 8) >> 8;
+      Short8 odd = reinterpret_cast<Short8>(w.v[i]) >> 8;
+      v[i] += pair_sums(even * x.even + odd * x.odd);
+    }
   }
-  HR_INLINE Ints total() const { return {v}; }
+  HR_INLINE Ints total() const { return {{v[0], v[1], v[2], v[3]}}; }
 };
 
 #endif

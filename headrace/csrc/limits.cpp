@@ -43,9 +43,9 @@ constexpr int kRepeats = 128;  // groups a call
 template <class Sum>
 double dots(double seconds) {
   alignas(64) uint8_t bytes[256];
-  int8_t values[64];
+  int8_t values[4 * kChains * 8];
   for (int i = 0; i < 256; ++i) bytes[i] = static_cast<uint8_t>(i & 7);
-  for (int i = 0; i < 64; ++i) values[i] = static_cast<int8_t>(i - 32);
+  for (int i = 0; i < 4 * kChains * 8; ++i) values[i] = static_cast<int8_t>(i - 64);
   keep(bytes);
   keep(values);
   float total[kColumns];
@@ -61,7 +61,7 @@ double dots(double seconds) {
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j)
 #pragma GCC unroll 4
-        for (int c = 0; c < kChains; ++c) sum[c].add(w[j % 2], load_quad(x + 4 * ((j + c) % 8)));
+        for (int c = 0; c < kChains; ++c) sum[c].add(w[j % 2], load_quad(x + 4 * (8 * c + j)));
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) result = add(result, to_float(sum[c].total()));
     }
@@ -88,7 +88,10 @@ double fused(double seconds) {
   double calls = rate(seconds, [&] {
     Floats a = load(values), b = load(values);
     Floats sum[kFloatChains];
-    for (Floats &s : sum) s = zero();
+    for (Floats &s : sum) {
+      s = zero();
+      keep(s);  // or equal chains would become one
+    }
     for (int i = 0; i < 1000; ++i)
 #pragma GCC unroll 16
       for (int c = 0; c < kFloatChains; ++c) sum[c] = fma(a, b, sum[c]);

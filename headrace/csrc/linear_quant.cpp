@@ -119,11 +119,11 @@ HR_INLINE void multiply(const uint8_t *panel, int32_t groups, const uint8_t *row
       Bytes first, second;
       G::quads(record, j, first, second);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const int8_t *at = x + static_cast<size_t>(r) * stride + 4 * j;
-        sum[0][r].add(first, load_quad(at));
-        sum[kHalves - 1][r].add(second, load_quad(at + 16));
-      }
+      for (int r = 0; r < R; ++r)
+        sum[0][r].add(first, load_quad(x + static_cast<size_t>(r) * stride + 4 * j));
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+        sum[kHalves - 1][r].add(second, load_quad(x + static_cast<size_t>(r) * stride + 4 * j + 16));
     }
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
