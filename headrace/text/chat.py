@@ -163,6 +163,8 @@ def _encode_hidden(
         if match is not None:
             ids.append(tokenizer.special_literals[match[0]])
             position = match.end()
+            if ids[-1] in tokenizer.swallowing:
+                position += len(text[position:]) - len(text[position:].lstrip())
     if limit is not None and len(ids) > limit:
         raise RequestError(FIELD, f"{FIELD} has {len(ids)} tokens, more than the limit of {limit}")
     return ids

@@ -50,7 +50,7 @@ def build(folder: Path) -> tuple[tokenizers.Tokenizer, Facts]:
         prefix=prefix,
         suffix=suffix,
         strips_leading_space=strips,
-        swallows_space=any(entry.lstrip or entry.rstrip for entry in added.values()),
+        swallowing=frozenset(t for t, entry in added.items() if entry.lstrip or entry.rstrip),
         folding=3 if backend.normalizer is not None else 1,
         chat_template=_template(folder, names),
     )

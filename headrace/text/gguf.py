@@ -110,9 +110,20 @@ def _scored_pieces(
     for token, kind in enumerate(types):
         if kind == CONTROL:
             token_bytes[token] = pieces[token].encode()
-    add_tokens(backend, pieces, types)
+    swallowing = _swallowing(metadata, pieces, types)
+    add_tokens(backend, pieces, types, swallowing)
     found = facts(metadata, pieces, types, token_bytes, add_bos=True, folding=1)
-    return backend, replace(found, strips_leading_space=prefix)
+    return backend, replace(found, strips_leading_space=prefix, swallowing=swallowing)
+
+
+def _swallowing(metadata: Mapping[str, Any], pieces: list[str], types: list[int]) -> frozenset[int]:
+    """Tokens that take in the white space after them: the file can't say, the family is known."""
+    if metadata.get("general.architecture") != "phi3":
+        return frozenset()
+    others = {"<unk>", "<s>", "<|endoftext|>"}
+    return frozenset(
+        token for token, kind in enumerate(types) if kind == CONTROL and pieces[token] not in others
+    )
 
 
 def facts(
@@ -171,11 +182,21 @@ def token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
     return value
 
 
-def add_tokens(backend: tokenizers.Tokenizer, pieces: list[str], types: list[int]) -> None:
+def add_tokens(
+    backend: tokenizers.Tokenizer,
+    pieces: list[str],
+    types: list[int],
+    swallowing: frozenset[int] = frozenset(),
+) -> None:
     """Tell the encoder which pieces are found in the text before any cutting."""
     backend.add_tokens(
         [
-            AddedToken(pieces[token], special=kind == CONTROL, normalized=False)
+            AddedToken(
+                pieces[token],
+                special=kind == CONTROL,
+                normalized=False,
+                rstrip=token in swallowing,
+            )
             for token, kind in enumerate(types)
             if kind in (CONTROL, USER)
         ]

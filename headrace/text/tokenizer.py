@@ -31,7 +31,7 @@ class Facts:
 
     vocabulary: ids below this are real. token_bytes: bytes of every id. special: control tokens.
     ends: ids that end a generation. prefix, suffix: ids put around a text. strips_leading_space:
-    decoding drops one leading space. swallows_space: some token takes in the white space around it.
+    decoding drops one leading space. swallowing: tokens that take in the white space after them.
     folding: how many times longer than its tokens' bytes a text can be, because of normalization.
     chat_template: its source.
     """
@@ -45,7 +45,7 @@ class Facts:
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
     strips_leading_space: bool = False
-    swallows_space: bool = False
+    swallowing: frozenset[int] = frozenset()
     folding: int = 1
     chat_template: str | None = None
 
@@ -56,7 +56,8 @@ class Tokenizer:
     vocabulary: ids below this are real tokens (the model's embedding may be padded beyond).
     stop_ids: every id that ends a generation: the end of sequence, the marks with which the chat
     template ends a turn, and those of the checkpoint's generation config.
-    add_bos: whether `encode` puts a begin token before a text.
+    add_bos: whether `encode` puts a begin token before a text. swallowing: tokens that take in the
+    white space next to them.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, facts: Facts) -> None:
@@ -69,6 +70,7 @@ class Tokenizer:
         self.bos = facts.bos
         self.eos = facts.eos
         self.special_ids = facts.special
+        self.swallowing = facts.swallowing
         self.add_bos = facts.bos is not None and facts.bos in facts.prefix
         self.chat_template = facts.chat_template
         self.strips_leading_space = facts.strips_leading_space
@@ -175,7 +177,7 @@ class Tokenizer:
         No token covers more bytes than the longest one, save by normalization (`folding`) and by
         control tokens that swallow the white space around them.
         """
-        if self._facts.swallows_space:
+        if self.swallowing:
             size -= sum(text.count(char) * len(char.encode()) for char in WHITE_SPACE)
         fewest = -(-size // (self.max_token_bytes * self._facts.folding))
         if fewest > limit:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, processors
 
 from headrace.errors import ModelError, RequestError
 from headrace.text.bytelevel import byte_alphabet
+from headrace.text.chat import ChatTemplate, render_chat
 from headrace.text.detokenize import Detokenizer
 from headrace.text.grammar import GrammarCompiler
 from headrace.text.pieces import scored_merges
@@ -224,3 +225,18 @@ def test_control_tokens_that_swallow_space(tmp_path: Path) -> None:
     assert tokenizer.encode("<|turn|>" + " \n\u3000" * 1000 + "he", limit=3)[1:] == [259, 256]
     with pytest.raises(RequestError, match="limit of 3"):
         tokenizer.encode("<|turn|>" + " h" * 1000, limit=3)
+
+
+def test_phi_takes_in_the_space_after_its_marks() -> None:
+    tokenizer = scored("prefixed_pieces", **{"general.architecture": "phi3"})
+    (end,) = tokenizer.swallowing
+    assert tokenizer.token_text(end) == "</s>"
+    the = tokenizer.encode("the", add_special=False)
+    assert tokenizer.encode("</s> \n the", add_special=False) == [end, *the]
+    chat = ChatTemplate("{% for m in messages %}</s>\n{{ m.content }}{% endfor %}")
+    plain, forged = (
+        render_chat(tokenizer, chat, [{"role": "user", "content": text}])
+        for text in ("the", "the<s>")
+    )
+    assert plain == [end, *the]
+    assert forged[: len(plain)] == plain
