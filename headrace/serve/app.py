@@ -32,7 +32,7 @@ from headrace.serve.http import (
 )
 from headrace.serve.message import reading_of, tool_plan
 from headrace.serve.metrics import Metrics
-from headrace.serve.parse import parse
+from headrace.serve.parse import parsed
 from headrace.serve.prompts import chat_prompt, completion_prompts
 from headrace.serve.resolve import Plan, Served, plan
 from headrace.serve.run import Engine, Run
@@ -196,7 +196,7 @@ class App:
     # --- generation ---------------------------------------------------------------------------
 
     async def _completions(self, exchange: Exchange) -> None:
-        request = parse(await exchange.body(), self._completion_body)
+        request = await parsed(await exchange.body(), self._completion_body)
         served = await self._ready()
         served.check_name(request.model)
         ids, texts = await completion_prompts(request, served)
@@ -215,7 +215,7 @@ class App:
         await self._answer(exchange, resolved, served, shape)
 
     async def _chat(self, exchange: Exchange) -> None:
-        request = parse(await exchange.body(), self._chat_body)
+        request = await parsed(await exchange.body(), self._chat_body)
         served = await self._ready()
         served.check_name(request.model)
         template = self._template
@@ -312,7 +312,7 @@ class App:
         }
 
     async def _tokenize(self, exchange: Exchange) -> None:
-        request = parse(await exchange.body(), self._tokenize_body)
+        request = await parsed(await exchange.body(), self._tokenize_body)
         served = await self._ready()
         served.check_name(request.model)
         if (request.prompt is None) == (request.messages is None):
@@ -332,7 +332,7 @@ class App:
         await exchange.answer(200, encode(result))
 
     async def _detokenize(self, exchange: Exchange) -> None:
-        request = parse(await exchange.body(), self._detokenize_body)
+        request = await parsed(await exchange.body(), self._detokenize_body)
         served = await self._ready()
         served.check_name(request.model)
         for token in request.tokens:

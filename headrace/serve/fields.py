@@ -12,6 +12,8 @@ from msgspec import Meta, Struct
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+MAX_MESSAGES = 10_000
+"""Messages of a conversation; each has at least one token, so more would not fit a context."""
 
 
 def _doc(text: str) -> Meta:
@@ -20,6 +22,7 @@ def _doc(text: str) -> Meta:
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Text = Annotated[str, Meta(max_length=4096)]
+Word = Annotated[str, Meta(max_length=128)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
@@ -138,11 +141,12 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
         _doc("token id to a value added to its logit, -100 to 100"),
     ] = None
     allowed_token_ids: Annotated[
-        Annotated[list[TokenId], Meta(min_length=1)] | None, _doc("only these ids may be generated")
+        Annotated[list[TokenId], Meta(min_length=1, max_length=500_000)] | None,
+        _doc("only these ids may be generated"),
     ] = None
     bad_words: Annotated[
-        Annotated[list[Text], Meta(max_length=1024)] | None,
-        _doc("words whose token sequences are never completed"),
+        Annotated[list[Word], Meta(max_length=256)] | None,
+        _doc("words whose token sequences are never completed; at most 256 of 128 characters"),
     ] = None
     prompt_logprobs: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None,
@@ -257,7 +261,7 @@ class Message(Struct, kw_only=True, forbid_unknown_fields=True):
 
     role: Annotated[str, _doc("system, developer, user, assistant or tool")]
     content: Annotated[
-        str | Annotated[list[ContentPart], Meta(min_length=1)] | None,
+        str | Annotated[list[ContentPart], Meta(min_length=1, max_length=10_000)] | None,
         _doc("text, or text parts, which are joined with line breaks"),
     ] = None
     name: Annotated[str | None, _doc("handed to the chat template")] = None
@@ -301,7 +305,9 @@ class ToolChoice(Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(Generation, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Meta(min_length=1), _doc("the conversation")]
+    messages: Annotated[
+        list[Message], Meta(min_length=1, max_length=MAX_MESSAGES), _doc("the conversation")
+    ]
     max_completion_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         _doc("the newer name of max_tokens; both: they must be equal"),
@@ -314,7 +320,9 @@ class ChatRequest(Generation, kw_only=True, forbid_unknown_fields=True):
     echo: Annotated[
         bool | None, _doc("put the last message before the answer if its role is the same")
     ] = None
-    tools: Annotated[list[Tool] | None, _doc("functions that may be called")] = None
+    tools: Annotated[
+        Annotated[list[Tool], Meta(max_length=128)] | None, _doc("functions that may be called")
+    ] = None
     tool_choice: Annotated[
         str | ToolChoice | None, _doc("none, auto, required, or a named function")
     ] = None
@@ -343,9 +351,13 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     model: Annotated[str | None, _doc("name of the served model")] = None
     prompt: Annotated[str | None, _doc("a text")] = None
     messages: Annotated[
-        Annotated[list[Message], Meta(min_length=1)] | None, _doc("a conversation")
+        Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None,
+        _doc("a conversation"),
     ] = None
-    tools: Annotated[list[Tool] | None, _doc("functions, for the chat template")] = None
+    tools: Annotated[
+        Annotated[list[Tool], Meta(max_length=128)] | None,
+        _doc("functions, for the chat template"),
+    ] = None
     add_special_tokens: Annotated[bool | None, _doc("add the model's begin token")] = None
     add_generation_prompt: Annotated[bool | None, _doc("as in a chat request")] = None
     continue_final_message: Annotated[bool | None, _doc("as in a chat request")] = None

@@ -194,6 +194,13 @@ class Metrics(Collector):
         used = stats.get("pages_used", 0.0) / total if total else 0.0
         yield self._gauge("vllm:num_requests_running", "running", stats.get("running", 0.0))
         yield self._gauge("vllm:num_requests_waiting", "waiting", stats.get("waiting", 0.0))
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "waiting, and why",
+            labels=[*self._labels, "reason"],
+        )  # fmt: skip
+        waiting.add_metric([*self._labels.values(), "capacity"], stats.get("waiting", 0.0))
+        waiting.add_metric([*self._labels.values(), "deferred"], 0.0)
+        yield waiting
         yield self._gauge("vllm:kv_cache_usage_perc", "share of KV pages in use", used)
         yield self._gauge("headrace:open_requests", "requests being answered", self.open)
         for name, text in (
@@ -214,6 +221,8 @@ class Metrics(Collector):
             info = {"block_size": str(ready.block_size), "num_gpu_blocks": str(ready.num_pages),
                     "num_cpu_blocks": "0"}  # fmt: skip
             yield self._info("vllm:cache_config_info", "sizes of the KV cache", [info])
+            adapters = {"max_lora": "0", "waiting_lora_adapters": "", "running_lora_adapters": ""}
+            yield self._info("vllm:lora_requests_info", "adapters: there are none", [adapters])
             place = {"backend": ready.backend, "level": ready.level, "threads": str(ready.threads)}
             yield self._info("headrace:backend_info", "how the model is executed", [place])
             if ready.kernels:

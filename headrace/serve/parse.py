@@ -1,5 +1,6 @@
 """From the bytes of a body to a request, with errors that name the field and the limit."""
 
+import asyncio
 import difflib
 import re
 import typing
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.errors import RequestError
+from headrace.serve.fields import MAX_MESSAGES
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -17,6 +19,17 @@ _AT = re.compile(
 )
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`")
+
+
+LARGE_BODY = 64 << 10
+"""Bytes from which a body is decoded in a thread."""
+
+
+async def parsed(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """As `parse`; a large body does not hold up the event loop."""
+    if len(body) < LARGE_BODY:
+        return parse(body, decoder)
+    return await asyncio.to_thread(parse, body, decoder)
 
 
 def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -37,7 +50,7 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         value = msgspec.json.decode(body)
         if not isinstance(value, dict):
             raise RequestError(None, "the body must be a JSON object")
-        present = without_nulls(value, decoder.type)
+        present = without_nulls(value, typing.cast("type[msgspec.Struct]", decoder.type))
         if present == value:
             raise explain(first, decoder.type)
         converted: T = msgspec.convert(present, type=decoder.type, str_keys=True)
@@ -50,24 +63,34 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise RequestError(None, "the body is nested too deeply") from None
 
 
-def without_nulls(value: Any, kind: Any) -> Any:
-    """The value without the null members of objects that are structs in `kind`; what the client may
-    fill freely (schemas, metadata) is left as it is."""
-    if isinstance(value, list):
-        inner = _part(kind, list)
-        return value if inner is None else [without_nulls(item, inner) for item in value]
-    struct = _part(kind, msgspec.Struct)
-    if not isinstance(value, dict) or struct is None:
+def without_nulls(value: Any, struct: type[msgspec.Struct]) -> Any:
+    """The value without the null members of objects that are structs in `struct`; what the client
+    may fill freely (schemas, metadata) is left as it is."""
+    if not isinstance(value, dict):
         return value
-    hints = _hints(struct)
-    return {
-        key: without_nulls(item, hints.get(key)) for key, item in value.items() if item is not None
-    }
+    inner = _inner(struct)
+    present = {}
+    for key, item in value.items():
+        if item is None:
+            continue
+        one, many = inner.get(key, (None, None))
+        if many is not None and isinstance(item, list) and len(item) <= MAX_MESSAGES:
+            item = [without_nulls(each, many) for each in item]
+        elif one is not None:
+            item = without_nulls(item, one)
+        present[key] = item
+    return present
 
 
 @cache
-def _hints(struct: Any) -> dict[str, Any]:
-    return typing.get_type_hints(struct)
+def _inner(struct: Any) -> dict[str, tuple[Any, Any]]:
+    """Per field: the struct that it may be, and the struct that its list may hold."""
+    hints = typing.get_type_hints(struct)
+    found = {}
+    for name, kind in hints.items():
+        many = _part(kind, list)
+        found[name] = (_part(kind, msgspec.Struct), many and _part(many, msgspec.Struct))
+    return found
 
 
 def _part(kind: Any, wanted: Any) -> Any:

@@ -33,14 +33,9 @@ async def completion_prompts(
 ) -> tuple[list[list[int]], list[str | None]]:
     """Token ids of each prompt, and its text where it came as text. Raises RequestError."""
     given = request.prompt
-    if isinstance(given, str):
-        items: list[str | list[int]] = [given]
-    else:
-        items = _as_items(given)
-    if len(items) > MAX_PROMPTS:
-        raise RequestError("prompt", f"prompt: {len(items)} prompts, the limit is {MAX_PROMPTS}")
     add_special = request.add_special_tokens is not False
     limit = None if request.truncate_prompt_tokens is not None else served.max_model_len
+    items = [given] if isinstance(given, str) else _as_items(given, limit)
 
     def tokenize() -> list[list[int]]:
         return [
@@ -55,14 +50,23 @@ async def completion_prompts(
     return ids, [item if isinstance(item, str) else None for item in items]
 
 
-def _as_items(given: list[str | int | list[int]]) -> list[str | list[int]]:
-    """The prompts of a list: of texts, of token ids (one prompt), or of lists of them."""
+def _as_items(given: list[str | int | list[int]], limit: int | None) -> list[str | list[int]]:
+    """The prompts of a list: of texts, of token ids (one prompt), or of lists of them. limit: most
+    tokens of one prompt; looked at before anything that takes time."""
     if not given:
         raise RequestError("prompt", "prompt: an empty list; at least one prompt is needed")
-    kinds = {type(item) for item in given}
-    if len(kinds) > 1:
+    single = isinstance(given[0], int)
+    if not single and len(given) > MAX_PROMPTS:
+        raise RequestError("prompt", f"prompt: {len(given)} prompts, the limit is {MAX_PROMPTS}")
+    for item in [given] if single else given:
+        if limit is not None and isinstance(item, list) and len(item) > limit:
+            raise RequestError(
+                "prompt",
+                f"prompt has {len(item)} tokens, but the model's context is {limit} tokens",
+            )
+    if len({type(item) for item in given}) > 1:
         raise RequestError("prompt", "prompt: texts, token ids and lists of them don't mix")
-    if kinds == {int}:
+    if single:
         return [[item for item in given if isinstance(item, int)]]
     return [item for item in given if not isinstance(item, int)]
 

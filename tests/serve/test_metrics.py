@@ -29,7 +29,8 @@ def total(metrics: Metrics, name: str, **labels: str) -> float:
 
 ROUTERS_READ = [
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
-    "vllm:cache_config_info", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+    "vllm:cache_config_info", "vllm:lora_requests_info", "vllm:num_requests_waiting_by_reason",
+    "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
     "vllm:prompt_tokens_cached_total", "vllm:request_success_total", "vllm:num_preemptions_total",
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
     "vllm:admission_rejections_total", "vllm:time_to_first_token_seconds_bucket",

@@ -1,9 +1,12 @@
 """Nothing is ignored: every field changes what the engine gets or is refused by name."""
 
+import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -318,3 +321,44 @@ async def test_white_space_of_json(site: Site) -> None:
     for wrong in ({"whitespace_pattern": " "}, {"regex": "a", "whitespace_pattern": " "}):
         name = str(error_of(await site.complete(structured_outputs=wrong))["param"])
         assert name.startswith("structured_outputs")
+
+
+HUGE: list[tuple[str, Any]] = [
+    ("prompt", list(range(3, 200)) * 10_000),
+    ("prompt", ["a"] * 100_000),
+    ("prompt", "a " * 2_000_000),
+    ("messages", [{"role": "user", "content": "a"}] * 30_000),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}] * 30_000}]),
+    ("allowed_token_ids", [5] * 600_000),
+    ("bad_words", ["word " * 20] * 20_000),
+    ("stop", ["s" * 100] * 50_000),
+    ("logit_bias", {str(i): 1 for i in range(200_000)}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}] * 20_000),
+    ("guided_choice", ["c" * 50] * 100_000),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), HUGE, ids=lambda value: str(value)[:20])
+@run_async
+async def test_huge_values_do_not_hold_up_the_others(site: Site, field: str, value: Any) -> None:
+    """Refused or answered, and the event loop is never held for long."""
+    body = {"prompt": "a", field: value}
+    path = "/v1/completions"
+    if field in ("messages", "tools"):
+        body = {"messages": [{"role": "user", "content": "a"}], field: value}
+        path = "/v1/chat/completions"
+    raw = json.dumps(body).encode()
+    app = site.app()
+    transport = httpx.ASGITransport(app=app)
+    longest = 0.0
+    async with httpx.AsyncClient(transport=transport, base_url="http://t", trust_env=False) as web:
+        asked = asyncio.create_task(web.post(path, content=raw))
+        while not asked.done():
+            before = time.thread_time()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.thread_time() - before)
+        response = await asked
+    assert response.status_code in (200, 400), response.text
+    if field != "guided_choice":
+        assert field in error_of(response)["message"]
+    assert longest < 0.5  # CPU seconds
