@@ -25,7 +25,12 @@ HR_INLINE void rotate_halves(float *x, const float *cos, const float *sin, int32
 
 // Turns pairs (x[2i], x[2i + 1]) for i < half.
 HR_INLINE void rotate_pairs(float *x, const float *cos, const float *sin, int32_t half) {
-  for (int32_t i = 0; i < half; i++) {
+  int32_t i = 0;
+  for (; 2 * i + W <= 2 * half; i += W / 2) {
+    const F v = load(x + 2 * i);
+    store(x + 2 * i, v * load_twice(cos + i) + swap_pairs(v) * negate_even(load_twice(sin + i)));
+  }
+  for (; i < half; i++) {
     const float a = x[2 * i], b = x[2 * i + 1];
     x[2 * i] = a * cos[i] - b * sin[i];
     x[2 * i + 1] = b * cos[i] + a * sin[i];

@@ -33,6 +33,16 @@ HR_INLINE F abs(F a) {
   return {_mm256_and_ps(a.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)))};
 }
 
+// For pairs (x[2i], x[2i + 1]): exchanged; the first of each negated; W / 2 values, each twice.
+HR_INLINE F swap_pairs(F a) { return {_mm256_permute_ps(a.v, 0xB1)}; }
+HR_INLINE F negate_even(F a) {
+  return {_mm256_xor_ps(a.v, _mm256_castsi256_ps(_mm256_set1_epi64x(0x80000000)))};
+}
+HR_INLINE F load_twice(const float *p) {
+  return {_mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)),
+                                   _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3))};
+}
+
 HR_INLINE M operator<(F a, F b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)}; }
 HR_INLINE M operator<=(F a, F b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_LE_OQ)}; }
 HR_INLINE M operator==(F a, F b) { return {_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)}; }

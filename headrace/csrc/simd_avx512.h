@@ -34,6 +34,17 @@ HR_INLINE F abs(F a) {
       _mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff)))};
 }
 
+// For pairs (x[2i], x[2i + 1]): exchanged; the first of each negated; W / 2 values, each twice.
+HR_INLINE F swap_pairs(F a) { return {_mm512_shuffle_ps(a.v, a.v, 0xB1)}; }
+HR_INLINE F negate_even(F a) {
+  return {_mm512_castsi512_ps(
+      _mm512_xor_si512(_mm512_castps_si512(a.v), _mm512_set1_epi64(0x80000000)))};
+}
+HR_INLINE F load_twice(const float *p) {
+  const __m512i index = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  return {_mm512_permutexvar_ps(index, _mm512_castps256_ps512(_mm256_loadu_ps(p)))};
+}
+
 HR_INLINE M operator<(F a, F b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 HR_INLINE M operator<=(F a, F b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
 HR_INLINE M operator==(F a, F b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }

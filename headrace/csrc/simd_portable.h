@@ -67,6 +67,19 @@ HR_INLINE F min(F x, F y) {
 }
 HR_INLINE F round(F x) { return {nearest(x.a), nearest(x.b), nearest(x.c), nearest(x.d)}; }
 
+// For pairs (x[2i], x[2i + 1]): exchanged; the first of each negated; W / 2 values, each twice.
+HR_INLINE Quarter exchange(Quarter a) { return Quarter{a[1], a[0], a[3], a[2]}; }
+HR_INLINE F swap_pairs(F x) { return {exchange(x.a), exchange(x.b), exchange(x.c), exchange(x.d)}; }
+HR_INLINE F negate_even(F x) {
+  const IntQuarter sign = {INT32_MIN, 0, INT32_MIN, 0};
+  return {(Quarter)((IntQuarter)x.a ^ sign), (Quarter)((IntQuarter)x.b ^ sign),
+          (Quarter)((IntQuarter)x.c ^ sign), (Quarter)((IntQuarter)x.d ^ sign)};
+}
+HR_INLINE F load_twice(const float *p) {
+  return {Quarter{p[0], p[0], p[1], p[1]}, Quarter{p[2], p[2], p[3], p[3]},
+          Quarter{p[4], p[4], p[5], p[5]}, Quarter{p[6], p[6], p[7], p[7]}};
+}
+
 HR_INLINE M operator<(F x, F y) { return {x.a < y.a, x.b < y.b, x.c < y.c, x.d < y.d}; }
 HR_INLINE M operator<=(F x, F y) { return {x.a <= y.a, x.b <= y.b, x.c <= y.c, x.d <= y.d}; }
 HR_INLINE M operator==(F x, F y) { return {x.a == y.a, x.b == y.b, x.c == y.c, x.d == y.d}; }

@@ -7,7 +7,7 @@ from headrace.ops.backends import open_backend
 from headrace.ops.cpu import CpuBackend
 from tests.cpu.linears import LEVELS
 from tests.ops.cases import attention
-from tests.ops.rig import Case, Slice, bits, run
+from tests.ops.rig import Case, Slice, bits, fill, run
 
 LENGTH = 530
 """Three spans of 256 keys, the last one short."""
@@ -57,6 +57,36 @@ def test_many_sequences_give_the_bits_of_each_alone(level: str) -> None:
     whole: list[Slice] = [(i, 0, case.lengths[i]) for i in range(count)]
     alone = [[place] for place in reversed(whole)]
     assert rows(level, case, 1, whole) == rows(level, case, 1, *alone)
+
+
+@every_level
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_shared_prefix_is_read_together_with_the_same_bits(level: str, threads: int) -> None:
+    """Twelve sequences on the pages of the first one's 528 tokens, some behind longer rows of their
+    own; one of them shares a span less. Their next rows at once, and one by one."""
+    count, shared = 12, 528
+    case = attention("prefix", 6, 2, dtype="f16", lengths=(shared + 40,) * count)
+    executable = case.load(CpuBackend(level, threads), threads)
+    blocks = executable.batch.limits.max_blocks
+    tables = np.arange(count * blocks, dtype=np.int32).reshape(count, 1, blocks)
+    tables[1:, :, : shared // 16] = tables[0, :, : shared // 16]
+    tables[5, :, 20:33] = 5 * blocks + np.arange(20, 33)
+    lengths = [shared + 3 * i for i in range(count)]
+
+    def outputs(*steps: list[Slice]) -> list[bytes]:
+        found = []
+        for step in steps:
+            places = list(fill(executable, case, step, tables))
+            executable.run("forward")
+            values = executable.read(case.program.taps["out"])
+            found += [values[rows].tobytes() for _, rows in places]
+        return found
+
+    outputs([(0, 0, shared)], [(5, 320, 208)])
+    outputs(*([(i, shared, lengths[i] - shared)] for i in range(1, count)))
+    last = [(i, lengths[i], 1) for i in range(count)]
+    assert outputs(last) == outputs(*([place] for place in last))
+    executable.close()
 
 
 @every_level
