@@ -1,20 +1,20 @@
 """The `headrace` command.
 
 A command is a module with `add_arguments(parser)` and `run(arguments) -> int` (the exit status);
-it is imported only when it is called. Expected errors end in one line and status 1, a wrong command
-line in status 2.
+it is imported only when it is called, and nothing else is for `--help`. Expected errors end in one
+line and status 1, a wrong command line in status 2.
 """
 
-import argparse
-import importlib
-import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from headrace import __version__
-from headrace.config import EngineConfig, ServerConfig
-from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from headrace.config import EngineConfig, ServerConfig
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("headrace.cli.serve", "serve a model by the OpenAI API"),
@@ -38,25 +38,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "collect-env": ("headrace.cli.environment", "print what a bug report needs"),
 }
 """Name -> (module, one line of help). A name of two words is a sub-command."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses unknown flags with the closest known one, in one line."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
-        """End with status 2, naming the first argument that is not known."""
-        from headrace.cli.flags import closest
-
-        name = unknown[0].partition("=")[0]
-        known = [flag for action in self._actions for flag in action.option_strings]
-        kind = "flag" if name.startswith("-") else "argument"
-        self.error(f"no such {kind}: {name}{closest(name, known)}")
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def usage(prefix: str = "") -> str:
@@ -100,6 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, words: Sequence[str]) -> int:
     """Run one command with its arguments."""
+    import importlib
+    import os
+
+    from headrace.cli.parser import Parser
+    from headrace.errors import HeadraceError
+
     module, text = COMMANDS[name]
     try:
         command = importlib.import_module(module)
@@ -122,9 +109,11 @@ def run(name: str, words: Sequence[str]) -> int:
 
 
 def configure(
-    parsed: argparse.Namespace, *configs: type[EngineConfig] | type[ServerConfig]
+    parsed: "argparse.Namespace", *configs: "type[EngineConfig] | type[ServerConfig]"
 ) -> list[Any]:
     """The configuration objects from flags, `--config` file and environment."""
+    import os
+
     from headrace.cli.flags import read_file, resolve
 
     given = {name: value for name, value in vars(parsed).items() if name != "config"}
