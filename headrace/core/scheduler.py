@@ -282,14 +282,11 @@ class Scheduler:
             step.skip(sequence, "prefix")
             return
         start = sequence.scheduled
-        wanted = len(sequence.tokens) - start
-        count = step.cut(sequence, min(wanted, step.tokens, self.knobs.chunk))
+        wanted = min(len(sequence.tokens) - start, step.tokens, self.knobs.chunk)
+        count = step.cut(sequence, wanted)
         if not count:
             step.skip(sequence, "rows")
             return
-        if count < wanted:
-            past = (start + count) % self.pool.block_size
-            count -= past if past < count else 0
         count = self._find_pages(sequence, count, step, preempt)
         if not count:
             return
