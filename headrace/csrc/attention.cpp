@@ -1,8 +1,8 @@
 // Attention of spec.py over paged KV: runs the pieces that attention_cut.h lays out.
 //
-// The queries of one slice and kv head (rows x heads of its group, so that they share each read of K
-// and V) are numbered q = row * group + head. Sequences whose pages are the same for a span (a shared
-// prefix) share its reads too.
+// The queries of one slice and kv head (rows x heads of its group, so that they share each read of
+// K and V) are numbered q = row * group + head. Sequences whose pages are the same for a span (a
+// shared prefix) share its reads too.
 #include "attention_cut.h"
 
 namespace hr {
@@ -22,7 +22,8 @@ class Attend final : public Instruction {
 
   size_t scratch_bytes() const override {
     const size_t queries = kMostQueries;
-    return sizeof(float) * (queries * (2 * a_.kv.head_dim + dim_) + kQueries * (kScoreStride + dim_)) +
+    return sizeof(float) * queries * (2 * a_.kv.head_dim + dim_) +
+           sizeof(float) * kQueries * (kScoreStride + dim_) +
            queries * (sizeof(Total) + sizeof(int32_t));
   }
 
@@ -51,14 +52,15 @@ class Attend final : public Instruction {
   // Room in the scratch of a thread, by index of the query in the piece.
   struct Room {
     float *out, *span_out, *scores;
-    // Queries times scale, each register tile transposed: tiles of each slice by itself, and tiles of
-    // all queries in a row where there are several slices.
+    // Queries times scale, each register tile transposed: tiles of each slice by itself, and tiles
+    // of all queries in a row where there are several slices.
     float *packed, *dense;
     Total *total;
     int32_t *position;
   };
 
-  // One slice of a piece: its queries [begin, begin + count), which are the piece's from `index` on.
+  // One slice of a piece: its queries [begin, begin + count), which are the piece's from `index`
+  // on.
   struct Member {
     const int32_t *table;
     int32_t row, begin, count, index, from, to;
@@ -172,8 +174,8 @@ class Attend final : public Instruction {
     }
   }
 
-  // Adds one span, by the pages of `m` up to position `to`, to queries [index, index + count) of the
-  // piece, which lie in `packed` by index.
+  // Adds one span, by the pages of `m` up to position `to`, to queries [index, index + count) of
+  // the piece, which lie in `packed` by index.
   void attend_member(const Member &m, int32_t begin, int32_t head, int32_t to, int32_t index,
                      int32_t count, const float *packed, const Room &room) const {
     const Visibility see{a_.window, a_.first};
@@ -223,8 +225,8 @@ class Attend final : public Instruction {
     }
   }
 
-  // V times the weights of keys that all queries see, together; of the others, query by query: a key
-  // that a row does not see must not reach it, not even times zero.
+  // V times the weights of keys that all queries see, together; of the others, query by query: a
+  // key that a row does not see must not reach it, not even times zero.
   void weigh_part(const Kernels<T> &kernels, const Tiles<T> &tiles, const Seen *seen, int part,
                   int32_t count, const Room &room) const {
     const int32_t dim = a_.kv.head_dim;
@@ -235,15 +237,17 @@ class Attend final : public Instruction {
     }
     const auto alone = [&](int32_t i, int begin, int end) {
       if (begin < end)
-        kernels.weigh[0](room.scores + i * kScoreStride, tiles.v, dim, begin, end, room.span_out + i * dim_,
-                         dim_);
+        kernels.weigh[0](room.scores + i * kScoreStride, tiles.v, dim, begin, end,
+                         room.span_out + i * dim_, dim_);
     };
     if (common.empty()) {
-      for (int32_t i = 0; i < count; i++) alone(i, seen[i].part[part].begin, seen[i].part[part].end);
+      for (int32_t i = 0; i < count; i++)
+        alone(i, seen[i].part[part].begin, seen[i].part[part].end);
       return;
     }
     for (int32_t i = 0; i < count; i++) alone(i, seen[i].part[part].begin, common.begin);
-    kernels.weigh[count - 1](room.scores, tiles.v, dim, common.begin, common.end, room.span_out, dim_);
+    kernels.weigh[count - 1](room.scores, tiles.v, dim, common.begin, common.end, room.span_out,
+                             dim_);
     for (int32_t i = 0; i < count; i++) alone(i, common.end, seen[i].part[part].end);
   }
 

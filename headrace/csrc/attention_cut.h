@@ -10,11 +10,11 @@ namespace hr {
 namespace HR_LEVEL {
 namespace {
 
-constexpr int kGroups = 8;                         // register tiles of queries in a piece, at most
+constexpr int kGroups = 8;  // register tiles of queries in a piece, at most
 constexpr int kMostQueries = kQueries * kGroups;
-constexpr int kSplitQueries = 16;                  // queries of a slice that may be split, at most
-constexpr int kBalanced = 8;                       // equal pieces a thread that balance well
-constexpr int kMany = 64;                          // (slice, kv head) pairs a thread: heads go together
+constexpr int kSplitQueries = 16;  // queries of a slice that may be split, at most
+constexpr int kBalanced = 8;  // equal pieces a thread that balance well
+constexpr int kMany = 64;  // (slice, kv head) pairs a thread from where on heads go together
 
 // One piece: queries [begin, end) of a slice, or all of slices [slice, slice_end); kv heads [head,
 // head_end), spans [span, span_end). partial >= 0: index of its first partial result.
@@ -68,7 +68,8 @@ class Cut {
         int32_t last = e.span_end;
         for (int32_t k = 1; k < together; k++)
           last = greater(last, extent(step, slice + k).span_end);
-        *found = {slice, slice + together, t * tile, end, head, all.fold ? a_.kv.kv_heads : head + 1,
+        const int32_t head_end = all.fold ? a_.kv.kv_heads : head + 1;
+        *found = {slice, slice + together, t * tile, end, head, head_end,
                   split ? e.span + part : e.span, split ? e.span + part + 1 : last,
                   split ? used + (int64_t{head} * parts + part) * e.queries : -1};
         return count;
@@ -80,8 +81,8 @@ class Cut {
     return count;
   }
 
-  // Split slices times kv heads. `found` gets slice and head of `wanted`, all its spans and its first
-  // partial.
+  // Split slices times kv heads. `found` gets slice and head of `wanted`, all its spans and its
+  // first partial.
   int32_t merges(const Step &step, int32_t wanted, Place *found) const {
     const Survey all = survey(step);
     if (all.fold) return 0;
@@ -110,8 +111,8 @@ class Cut {
     int64_t work() const { return int64_t{queries} * spans(); }
   };
 
-  // fold: a piece takes all kv heads of its slices. together: slices in a piece, at most. work: of all
-  // slices, for one head.
+  // fold: a piece takes all kv heads of its slices. together: slices in a piece, at most. work: of
+  // all slices, for one head.
   struct Survey {
     bool fold;
     int32_t together;
@@ -146,7 +147,8 @@ class Cut {
            used + partials(e) <= partials_;
   }
 
-  // How many slices from this one on, single rows each, begin with the pages of this one's first span.
+  // How many slices from this one on, single rows each, begin with the pages of this one's first
+  // span.
   int32_t neighbours(const Step &step, int32_t slice, const Extent &e, const Survey &all,
                      int64_t used) const {
     if (all.together < 2 || a_.window > 0 || e.queries != group_ || e.context <= kSpan) return 1;

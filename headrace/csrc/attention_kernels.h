@@ -31,8 +31,8 @@ constexpr int together(int queries, int vectors) {
   return count;
 }
 
-// Tiles ahead of the one in use that few queries ask of the memory; many queries wait for arithmetic.
-// Lists of tiles go on for as many entries, whatever these point to.
+// Tiles ahead of the one in use that few queries ask of the memory; many queries wait for
+// arithmetic. Lists of tiles go on for as many entries, whatever these point to.
 constexpr int kAhead = 8;
 constexpr bool fetches(int queries) { return 2 * queries <= kQueries; }
 
@@ -85,8 +85,8 @@ void score(const float *q, int dim, const T *const *tiles, int count, float *sco
 }
 
 template <int Q, int N, class T>
-HR_INLINE void weigh_columns(const float *weights, const T *const *tiles, int dim, int begin, int end,
-                             int column, float *out, int stride) {
+HR_INLINE void weigh_columns(const float *weights, const T *const *tiles, int dim, int begin,
+                             int end, int column, float *out, int stride) {
   F sum[Q][N];
   for (int i = 0; i < Q; i++)
     for (int c = 0; c < N; c++) sum[i][c] = load(out + i * stride + column + c * W);
@@ -106,8 +106,8 @@ HR_INLINE void weigh_columns(const float *weights, const T *const *tiles, int di
 
 // The columns behind the last whole vector.
 template <int Q, class T>
-void weigh_rest(const float *weights, const T *const *tiles, int dim, int begin, int end, int column,
-                float *out, int stride) {
+void weigh_rest(const float *weights, const T *const *tiles, int dim, int begin, int end,
+                int column, float *out, int stride) {
   for (int j = begin; j < end; j++) {
     const F x = load_part(tiles[j / kTile] + (j % kTile) * dim + column, dim - column);
     for (int i = 0; i < Q; i++) {
@@ -117,8 +117,8 @@ void weigh_rest(const float *weights, const T *const *tiles, int dim, int begin,
   }
 }
 
-// out[i * stride + c] += sum over keys j in [begin, end) of weights[i * kScoreStride + j] * v[j][c].
-// stride is a multiple of 16 and at least dim.
+// out[i * stride + c] += sum over keys j in [begin, end) of weights[i * kScoreStride + j] *
+// v[j][c]. stride is a multiple of 16 and at least dim.
 template <int Q, class T>
 void weigh(const float *weights, const T *const *tiles, int dim, int begin, int end, float *out,
            int stride) {

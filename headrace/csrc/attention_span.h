@@ -1,9 +1,9 @@
 // Attention of a few queries over one span of keys, and the merge of spans.
 //
-// A row's result is defined span by span: within a span (kSpan keys at absolute positions) the softmax
-// is taken against the span's own maximum; the spans' (maximum, sum, output) are then merged in
-// ascending order. Every path, one thread or many, decode or prefill, follows that definition.
-// Exponents are in base 2: queries are scaled by log2(e).
+// A row's result is defined span by span: within a span (kSpan keys at absolute positions) the
+// softmax is taken against the span's own maximum; the spans' (maximum, sum, output) are then
+// merged in ascending order. Every path, one thread or many, decode or prefill, follows that
+// definition. Exponents are in base 2: queries are scaled by log2(e).
 #pragma once
 #include <limits>
 
@@ -28,8 +28,9 @@ struct Seen {
   bool empty() const { return part[0].empty() && part[1].empty(); }
 };
 
-// The tiles of one span and kv head that some query of a piece sees. No other page is touched: it may
-// be gone. With a window they are two runs, the kept-first tokens and the windows, one where they meet.
+// The tiles of one span and kv head that some query of a piece sees. No other page is touched: it
+// may be gone. With a window they are two runs, the kept-first tokens and the windows, one where
+// they meet.
 template <class T>
 struct Tiles {
   const T *k[kSpanTiles + kAhead], *v[kSpanTiles + kAhead];
@@ -63,7 +64,8 @@ struct Visibility {
     if (meet) out.start = begin;
     out.kept = meet ? 0 : (kept_stop - begin) / kTile;
     out.count = 0;
-    for (int p = begin; p < begin + out.kept * kTile; p += kTile) add(kv, table, layer, head, p, out);
+    for (int p = begin; p < begin + out.kept * kTile; p += kTile)
+      add(kv, table, layer, head, p, out);
     for (int p = out.start; p < end; p += kTile) add(kv, table, layer, head, p, out);
     if (out.count == 0) return;
     // What the kernels fetch ahead: V behind K, nothing new behind V.
@@ -107,10 +109,11 @@ struct Total {
   float max, sum;
 };
 
-// The softmax of one query's scores in place, over tiles [begin, end) of the list; keys that it does
-// not see get weight 0. cap: softcap in base 2, or 0. The weights come out times V's scales.
+// The softmax of one query's scores in place, over tiles [begin, end) of the list; keys that it
+// does not see get weight 0. cap: softcap in base 2, or 0. The weights come out times V's scales.
 template <class T>
-Total softmax(float *scores, const Tiles<T> &list, int begin, int end, const Seen &seen, float cap) {
+Total softmax(float *scores, const Tiles<T> &list, int begin, int end, const Seen &seen,
+              float cap) {
   if (sizeof(T) == 1 || cap > 0) {
     for (int t = begin; t < end; t++)
       for (int v = 0; v < kTile; v += W) {

@@ -5,8 +5,8 @@ namespace hr {
 namespace HR_LEVEL {
 namespace {
 
-// One piece a step: the copies are made in order, since one may read what another wrote, and they are
-// few and short.
+// One piece a step: the copies are made in order, since one may read what another wrote, and they
+// are few and short.
 class Copy final : public Instruction {
  public:
   explicit Copy(const CopyArgs &args) : a_(args) {
@@ -31,7 +31,8 @@ class Copy final : public Instruction {
     const size_t item = kv_item(kv.type), dim = kv.head_dim;
     for (int32_t token = first; token < first + tokens;) {
       const int32_t lane = token % kTile;
-      const int32_t count = kTile - lane < first + tokens - token ? kTile - lane : first + tokens - token;
+      const int32_t rest = first + tokens - token;
+      const int32_t count = kTile - lane < rest ? kTile - lane : rest;
       for (size_t d = 0; d < dim; d++) {
         const size_t at = ((token / kTile * dim + d) * kTile + lane) * item;
         std::memcpy(to + at, from + at, count * item);

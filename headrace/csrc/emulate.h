@@ -1,5 +1,5 @@
-// The AVX-512 intrinsics that SIMDe lacks, made of their 256-bit halves. Included by level.h where the
-// avx512 level is emulated.
+// The AVX-512 intrinsics that SIMDe lacks, made of their 256-bit halves. Included by level.h where
+// the avx512 level is emulated.
 #pragma once
 #include <cstdint>
 
@@ -24,7 +24,8 @@ inline simde__m512 hr_cvtepi32_ps(simde__m512i x) {
                  simde_mm256_cvtepi32_ps(hr_high(x)));
 }
 inline simde__m512i hr_cvtepi8_epi32(simde__m128i x) {
-  return hr_join(simde_mm256_cvtepi8_epi32(x), simde_mm256_cvtepi8_epi32(simde_mm_srli_si128(x, 8)));
+  return hr_join(simde_mm256_cvtepi8_epi32(x),
+                 simde_mm256_cvtepi8_epi32(simde_mm_srli_si128(x, 8)));
 }
 inline simde__m512i hr_cvtepu16_epi32(simde__m256i x) {
   return hr_join(simde_mm256_cvtepu16_epi32(simde_mm256_castsi256_si128(x)),

@@ -20,8 +20,9 @@ inline uint64_t mix(uint64_t z) {
 class Noise {
  public:
   Noise(uint64_t seed, int32_t choice, int32_t position)
-      : key_(mix(mix(seed + kGamma) ^ ((static_cast<uint64_t>(static_cast<uint32_t>(choice)) << 32) |
-                                       static_cast<uint32_t>(position)))) {}
+      : key_(mix(mix(seed + kGamma) ^
+                 ((static_cast<uint64_t>(static_cast<uint32_t>(choice)) << 32) |
+                  static_cast<uint32_t>(position)))) {}
 
   uint64_t bits(int32_t id) const { return mix(key_ + kGamma * (static_cast<uint64_t>(id) + 1)); }
 
@@ -87,7 +88,8 @@ inline uint32_t Noise::reach(int32_t id, uint64_t limit) const {
   const int64_t step = static_cast<int64_t>(kGamma);
   __m256i at = _mm256_add_epi64(
       _mm256_set1_epi64x(static_cast<int64_t>(key_ + kGamma * (static_cast<uint64_t>(id) + 1))),
-      _mm256_setr_epi64x(0, step, static_cast<int64_t>(2 * kGamma), static_cast<int64_t>(3 * kGamma)));
+      _mm256_setr_epi64x(0, step, static_cast<int64_t>(2 * kGamma),
+                         static_cast<int64_t>(3 * kGamma)));
   const __m256i four = _mm256_set1_epi64x(static_cast<int64_t>(4 * kGamma));
   // Unsigned comparison: the sign bit is flipped on both sides.
   const __m256i flip = _mm256_set1_epi64x(INT64_MIN);

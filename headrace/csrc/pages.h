@@ -12,9 +12,11 @@ HR_INLINE size_t kv_item(KVType type) {
   return type == KVType::f32 ? 4 : type == KVType::f16 ? 2 : 1;
 }
 
-// The pages of one (slot, table row): entry b holds positions [b * block_size, (b + 1) * block_size).
+// The pages of one (slot, table row): entry b holds positions [b * block_size, (b + 1) *
+// block_size).
 HR_INLINE const int32_t *page_table(const Batch &batch, int32_t slot, int32_t table_row) {
-  return batch.table + (static_cast<size_t>(slot) * batch.table_rows + table_row) * batch.max_blocks;
+  const size_t row = static_cast<size_t>(slot) * batch.table_rows + table_row;
+  return batch.table + row * batch.max_blocks;
 }
 
 // Values of one (layer in page, kv head) in a page: K from here, V at `value_offset`.

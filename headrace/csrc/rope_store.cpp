@@ -114,7 +114,8 @@ class RopeStore final : public Instruction {
 
  private:
   // Norm and rotation of the heads of one row of q or k.
-  void turn(const float *x, float *out, int32_t heads, const float *weight, int32_t position) const {
+  void turn(const float *x, float *out, int32_t heads, const float *weight,
+            int32_t position) const {
     const int32_t dim = a_.kv.head_dim;
     if (!weight) {
       std::memcpy(out, x, sizeof(float) * heads * dim);

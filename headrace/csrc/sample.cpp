@@ -1,8 +1,9 @@
 // Sample of spec.py: one piece a sample point.
 //
-// Logits stay where they are unless a mask, a bias or a penalty changes them; then the thread's copy is
-// used. Decisions are made in float64 on the few candidates that passed a float32 bound, so they are
-// those of the reference but for the sum of the weights under top-p, which float32 exponentials form.
+// Logits stay where they are unless a mask, a bias or a penalty changes them; then the thread's
+// copy is used. Decisions are made in float64 on the few candidates that passed a float32 bound, so
+// they are those of the reference but for the sum of the weights under top-p, which float32
+// exponentials form.
 #include "noise.h"
 #include "sample_row.h"
 
@@ -48,7 +49,9 @@ class Sample final : public Instruction {
   double bytes(const Step &step) const override { return 4.0 * step.samples * a_.vocabulary; }
 
  private:
-  size_t cell_bytes() const { return sizeof(float) * W * (ceil_div(a_.vocabulary, kBlockValues) + 1); }
+  size_t cell_bytes() const {
+    return sizeof(float) * W * (ceil_div(a_.vocabulary, kBlockValues) + 1);
+  }
   size_t copy_bytes() const { return sizeof(float) * (ceil_div(a_.vocabulary, 32) * 32 + W); }
 
   struct Room {
@@ -103,8 +106,8 @@ class Sample final : public Instruction {
 
     double scaled(float x) const { return (static_cast<double>(x) - top) / temperature; }
     uint64_t limit(float x) const { return Noise::limit(best - scaled(x)); }
-    // The candidate becomes the best where its noise lifts it there. Noise is at most (leading zeros
-    // of ~bits, plus 1) * ln 2, which spares most logarithms.
+    // The candidate becomes the best where its noise lifts it there. Noise is at most (leading
+    // zeros of ~bits, plus 1) * ln 2, which spares most logarithms.
     void consider(float x, int32_t candidate) {
       const uint64_t bits = noise.bits(candidate);
       const int zeros = bits == ~uint64_t{0} ? 53 : __builtin_clzll(~bits) + 1;
@@ -176,8 +179,8 @@ class Sample final : public Instruction {
   }
 
   // Survivors of top-p alone into the list. What lies so low that all of it together weighs at most
-  // 1 - top_p is never looked at; the rest is binned by value, and only the bin where the sum reaches
-  // top_p is sorted.
+  // 1 - top_p is never looked at; the rest is binned by value, and only the bin where the sum
+  // reaches top_p is sorted.
   static int32_t nucleus(const Row &row, const Draw &draw, double top_p, Room &room) {
     constexpr int kBins = 256;
     const float scale = static_cast<float>(1 / draw.temperature);
@@ -205,8 +208,10 @@ class Sample final : public Instruction {
     double running = 0;
     int last = 0;
     while (last < kBins - 1 && running + mass[last] < target) running += mass[last++];
-    Candidate *end = std::partition(list, list + n, [&](const Candidate &c) { return bin(c.x) < last; });
-    Candidate *stop = std::partition(end, list + n, [&](const Candidate &c) { return bin(c.x) == last; });
+    const auto sure = [&](const Candidate &c) { return bin(c.x) < last; };
+    const auto open = [&](const Candidate &c) { return bin(c.x) == last; };
+    Candidate *end = std::partition(list, list + n, sure);
+    Candidate *stop = std::partition(end, list + n, open);
     std::sort(end, stop, Before());
     while (end < stop) {
       running += std::exp(draw.scaled(end++->x));

@@ -1,7 +1,7 @@
 // Passes over one row of logits, and lists of candidates taken from it.
 //
-// The row is read in blocks of kBlock vectors. A scan keeps, for each block, the maximum of each lane
-// (a *cell*: kBlock values): whatever follows then reads only the blocks that matter.
+// The row is read in blocks of kBlock vectors. A scan keeps, for each block, the maximum of each
+// lane (a *cell*: kBlock values): whatever follows then reads only the blocks that matter.
 #pragma once
 #include <algorithm>
 #include <cfloat>

@@ -1,7 +1,7 @@
 // Vectors of float32 lanes, the same words at every level: W lanes in an F, comparisons give an M,
 // int32 lanes lie in an I. avx512 and portable have 16 lanes and so share the shape of every kernel
-// loop; avx2 has 8. Arithmetic rounds each operation; `fma` is the only fused one, and on the portable
-// level it is a multiplication and an addition.
+// loop; avx2 has 8. Arithmetic rounds each operation; `fma` is the only fused one, and on the
+// portable level it is a multiplication and an addition.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,8 @@
 namespace hr {
 namespace HR_LEVEL {
 
-// IEEE half precision by hand, rounded to nearest even: for levels and tails without an instruction.
+// IEEE half precision by hand, rounded to nearest even: for levels and tails without an
+// instruction.
 HR_INLINE float half_to_float(uint16_t half) {
   uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13;
   float value;
@@ -31,7 +32,8 @@ HR_INLINE uint16_t float_to_half(float value) {
   std::memcpy(&bits, &value, 4);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   bits &= 0x7fffffffu;
-  if (bits >= 0x47800000u) return static_cast<uint16_t>(sign | (bits > 0x7f800000u ? 0x7e00u : 0x7c00u));
+  if (bits >= 0x47800000u)
+    return static_cast<uint16_t>(sign | (bits > 0x7f800000u ? 0x7e00u : 0x7c00u));
   if (bits < 0x38800000u) {  // subnormal: adding 0.5 leaves the rounded half in the low bits
     float small;
     std::memcpy(&small, &bits, 4);

@@ -1,5 +1,6 @@
-// Elementary functions on vectors, lane by lane: a lane's bits depend on its argument alone. The errors
-// are bounds on those found against float64 on a fine grid, with and without fused multiply-adds.
+// Elementary functions on vectors, lane by lane: a lane's bits depend on its argument alone. The
+// errors are bounds on those found against float64 on a fine grid, with and without fused
+// multiply-adds.
 #pragma once
 #include "simd.h"
 
@@ -73,8 +74,8 @@ HR_INLINE F tanh(F x) {
   return select(magnitude < set(0.625f), small, signed_large);
 }
 
-// The distribution function of the normal law, (1 + erf(x / sqrt 2)) / 2, relative error below 2e-6,
-// absolute below 2e-7: e^(-z^2) t P(t) with t = 1 / (1 + z / 2) for z = |x| / sqrt 2.
+// The distribution function of the normal law, (1 + erf(x / sqrt 2)) / 2, relative error below
+// 2e-6, absolute below 2e-7: e^(-z^2) t P(t) with t = 1 / (1 + z / 2) for z = |x| / sqrt 2.
 HR_INLINE F normal_cdf(F x) {
   const F z = abs(x) * set(0.70710678f);
   const F t = set(1.0f) / fma(z, set(0.5f), set(1.0f));
