@@ -1,7 +1,7 @@
 """Constraints on what may be sampled: grammars and allowed ids, as bit masks over the vocabulary.
 
-Grammars compile in a worker thread, so that a large schema delays its own request only. Masks are
-computed in that thread while the forward pass runs, and joined before sampling.
+Grammars compile in a thread of their own, so that a large schema delays its own request only. Masks
+are computed in another while the forward pass runs, and joined before sampling.
 """
 
 import time
@@ -34,7 +34,7 @@ class Constraints:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._compiler: GrammarCompiler | None = None
-        self._worker: ThreadPoolExecutor | None = None
+        self._workers: dict[str, ThreadPoolExecutor] = {}
         self._compiling: list[tuple[Submit, Future[Grammar]]] = []
         self.times = MaskTimes()
 
@@ -45,7 +45,7 @@ class Constraints:
 
     def compile(self, submit: Submit) -> None:
         """Begin to compile the grammar of a request; `compiled` returns it when it is there."""
-        self._compiling.append((submit, self._pool().submit(self._compile, submit)))
+        self._compiling.append((submit, self._worker("compile").submit(self._compile, submit)))
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request that is being compiled; True when it was."""
@@ -96,7 +96,7 @@ class Constraints:
                 jobs.append((state, batch.masks[row]))
             elif state.mask is not None:
                 batch.masks[row] = state.mask
-        return self._pool().submit(_fill, jobs) if jobs else None
+        return self._worker("masks").submit(_fill, jobs) if jobs else None
 
     def join_masks(self, masks: "Future[float]") -> None:
         """Wait for the masks of `start_masks`; counts what was hidden behind the forward pass."""
@@ -105,14 +105,15 @@ class Constraints:
         self.times.exposed += time.perf_counter() - waited
 
     def close(self) -> None:
-        """End the worker thread."""
-        if self._worker is not None:
-            self._worker.shutdown(wait=True, cancel_futures=True)
+        """End the worker threads."""
+        for worker in self._workers.values():
+            worker.shutdown(wait=True, cancel_futures=True)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        return self._worker
+    def _worker(self, job: str) -> ThreadPoolExecutor:
+        """The thread of a job, begun when it is first needed."""
+        if job not in self._workers:
+            self._workers[job] = ThreadPoolExecutor(1, thread_name_prefix=job)
+        return self._workers[job]
 
     def _compile(self, submit: Submit) -> Grammar:
         assert submit.grammar is not None
