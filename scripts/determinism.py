@@ -58,13 +58,14 @@ class Trace:
     digest: bytes
 
 
-def conditions(threads: Sequence[int]) -> Iterator[Condition]:
+def conditions(threads: Sequence[int], others: int = 32) -> Iterator[Condition]:
     """The rows, the reference first."""
     off = {"enable_prefix_caching": False}
     yield Condition("alone, cache off", together=1, config={**off, "threads": 1})
     for count in threads:
         at = {"threads": count}
-        yield Condition(f"beside 32 random others, {count} thread(s)", others=32, config=at)
+        name = f"beside {others} random others, {count} thread(s)"
+        yield Condition(name, others=others, config=at)
     for chunk in (16, 64, 512):
         yield Condition(f"steps of {chunk} tokens", config={"max_num_batched_tokens": chunk})
     yield Condition("prefix cache cold")
@@ -190,12 +191,17 @@ def preempting_pool(base: EngineConfig) -> int:
 
 
 def table(
-    base: EngineConfig, levels: Sequence[str], threads: Sequence[int], count: int, tokens: int
+    base: EngineConfig,
+    levels: Sequence[str],
+    threads: Sequence[int],
+    count: int,
+    tokens: int,
+    others: int = 32,
 ) -> Iterator[tuple[str, str, int, int, str]]:
     """(level, condition, sequences equal, sequences, note) row by row."""
     for level in levels:
         reference: dict[str, Trace] | None = None
-        for condition in conditions(threads):
+        for condition in conditions(threads, others):
             started = time.perf_counter()
             traces, preemptions = measure(condition, replace(base, level=level), count, tokens)
             reference = reference or traces

@@ -29,7 +29,7 @@ def test_tokens_and_bits_are_the_same_under_all_conditions(
     level: str, determinism: ModuleType
 ) -> None:
     base = EngineConfig(backend="cpu", max_model_len=1024)
-    rows = list(determinism.table(base, [level], [1, 2], count=2, tokens=4))
+    rows = list(determinism.table(base, [level], [1, 2], count=2, tokens=4, others=3))
     assert len(rows) > 10
     for _, condition, equal, of, _ in rows:
         assert equal == of == 4, condition
