@@ -63,8 +63,8 @@ class _Choice:
             spaces_between=params.spaces_between_special_tokens,
         )
         self._stops = StopStrings(params.stop_strings, params.include_stop_str_in_output)
-        self._wants_logprobs = params.logprobs is not None
-        if self._wants_logprobs:
+        self._min_tokens = params.min_tokens
+        if params.logprobs is not None:
             self.output.logprobs = []
 
     def take(self, message: Output, include_stop_token: bool) -> tuple[str, bool]:
@@ -80,13 +80,13 @@ class _Choice:
             last = place == len(message.tokens) - 1
             if last and message.stop_token == token and not include_stop_token:
                 continue
-            text, stopped = self._stops.push(self._detokenizer.push((token,)))
+            text, stopped = self._safe(self._detokenizer.push((token,)))
             pieces.append(text)
             if stopped is not None:
                 output.finish_reason, output.stop_reason = "stop", stopped
                 return self._add(pieces), True
         if message.finish is not None:
-            text, stopped = self._stops.push(self._detokenizer.flush())
+            text, stopped = self._safe(self._detokenizer.flush())
             pieces.append(text)
             if stopped is None:
                 pieces.append(self._stops.flush())
@@ -94,6 +94,13 @@ class _Choice:
             output.stop_reason = stopped if stopped is not None else message.stop_token
             output.cumulative_logprob = message.cumulative_logprob
         return self._add(pieces), False
+
+    def _safe(self, text: str) -> tuple[str, str | None]:
+        """Text that is surely part of the answer, and the stop string that is complete with it.
+        Text of the first min_tokens tokens is not searched, as in vLLM and in the server."""
+        if len(self.output.token_ids) <= self._min_tokens:
+            return text, None
+        return self._stops.push(text)
 
     def _add(self, pieces: list[str]) -> str:
         text = "".join(pieces)
