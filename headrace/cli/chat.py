@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from headrace.cli import talk
+from headrace.cli.flags import add_model
 from headrace.errors import HeadraceError
 
 HELP = """[bold]/reset[/bold]        forget the conversation
@@ -28,10 +29,7 @@ PASTE_SECONDS = 0.03
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the system message, and the flags of `talk`."""
-    parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
-        help="a .gguf file, a folder, or a short name (default: smollm2-135m)",
-    )  # fmt: skip
+    add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     talk.add_arguments(parser, max_tokens=None)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from headrace.checkpoint import open_configured
 from headrace.cli import configure
-from headrace.cli.flags import add_flags
+from headrace.cli.flags import add_flags, add_model
 from headrace.config import EngineConfig
 from headrace.cost import parse
 from headrace.cost.findings import Finding, Running, findings
@@ -29,10 +29,7 @@ _WIDE = ("F32", "F16", "BF16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the engine's flags as for `serve`, the promise and the traffic."""
-    parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
-        help="a .gguf file, a folder, or a short name (default: smollm2-135m)",
-    )  # fmt: skip
+    add_model(parser)
     parser.add_argument("--config", metavar="FILE", help="YAML file with flags by name")
     parser.add_argument("--slo", default="ttft=1s,tpot=50ms", metavar="PROMISE", help="the promise")
     parser.add_argument(

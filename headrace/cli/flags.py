@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar
 
-from headrace.config import EngineConfig, ServerConfig
+from headrace.config import DEFAULT_MODEL, EngineConfig, ServerConfig
 from headrace.errors import ConfigError
 
 PREFIX = "HEADRACE_"
@@ -78,6 +78,17 @@ def convert(field: "dataclasses.Field[Any]", kind: Any, value: Any) -> Any:
 def flag_of(name: str) -> str:
     """The flag of a field."""
     return "--" + name.replace("_", "-")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """MODEL, which may be left out; then it is not in the result."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=argparse.SUPPRESS,
+        metavar="MODEL",
+        help=f"a .gguf file, a folder, or a short name (default: {DEFAULT_MODEL})",
+    )
 
 
 def add_flags(

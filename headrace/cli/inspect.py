@@ -13,7 +13,7 @@ from rich.table import Table
 
 from headrace.checkpoint import Checkpoint, open_configured
 from headrace.cli import configure
-from headrace.cli.flags import add_flags
+from headrace.cli.flags import add_flags, add_model
 from headrace.config import EngineConfig
 from headrace.engine.load import usable_cores
 from headrace.engine.memory import human, make_plan
@@ -25,10 +25,7 @@ from headrace.ops.spec import Backend, KVType
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, the engine's flags, and the form of the answer."""
-    parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
-        help="a .gguf file, a folder, or a short name (default: smollm2-135m)",
-    )  # fmt: skip
+    add_model(parser)
     parser.add_argument("--config", metavar="FILE", help="YAML file with flags by name")
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
     add_flags(parser, EngineConfig, without=("model",))

@@ -5,16 +5,13 @@ import logging
 import time
 
 from headrace.cli import configure
-from headrace.cli.flags import add_flags
+from headrace.cli.flags import add_flags, add_model
 from headrace.config import EngineConfig, ServerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, and a flag for each configuration field."""
-    parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
-        help="a .gguf file, a folder, or a short name (default: smollm2-135m)",
-    )  # fmt: skip
+    add_model(parser)
     parser.add_argument("--config", metavar="FILE", help="YAML file with flags by name")
     add_flags(parser, EngineConfig, ServerConfig, without=("model",))
 

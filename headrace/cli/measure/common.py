@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cli import configure
-from headrace.cli.flags import add_flags
+from headrace.cli.flags import add_flags, add_model
 from headrace.config import EngineConfig
 from headrace.engine.load import usable_cores
 from headrace.ops.cpu import _native
@@ -18,12 +18,9 @@ OPERATIONS = {"dot4": 2.0, "dot8": 2.0, "fma": 2.0}
 """Operations of one multiply-add, which `_native.measure` counts."""
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL and the engine's flags, and --json."""
-    parser.add_argument(
-        "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL",
-        help="a .gguf file, a folder, or a short name (default: smollm2-135m)",
-    )  # fmt: skip
+    add_model(parser)
     add_flags(parser, EngineConfig, without=("model",))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.cli.measure.common import Limits, add_model, engine_config, report
+from headrace.cli.measure import common
+from headrace.cli.measure.common import Limits, engine_config, report
 from headrace.engine.engine import Engine
 from headrace.engine.load import load
 from headrace.engine.messages import SamplingSpec, Submit
@@ -16,7 +17,7 @@ from headrace.ops.cpu import CpuExecutable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Shapes of the step, and the engine's flags."""
-    add_model(parser)
+    common.add_arguments(parser)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32],
                         help="sequences that decode together, one row each")  # fmt: skip
     parser.add_argument("--prefill", type=int, nargs="+", default=[512],

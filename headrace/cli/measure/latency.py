@@ -4,14 +4,15 @@ import argparse
 import time
 from dataclasses import replace
 
-from headrace.cli.measure.common import Limits, add_model, engine_config, report, spread
+from headrace.cli.measure import common
+from headrace.cli.measure.common import Limits, engine_config, report, spread
 from headrace.engine.llm import LLM
 from headrace.engine.params import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's flag names."""
-    add_model(parser)
+    common.add_arguments(parser)
     parser.add_argument("--input-len", type=int, default=32, help="tokens of each prompt")
     parser.add_argument("--output-len", type=int, default=128, help="tokens to generate")
     parser.add_argument("--batch-size", type=int, default=1, help="prompts at once")

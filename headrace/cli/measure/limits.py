@@ -2,14 +2,15 @@
 
 import argparse
 
-from headrace.cli.measure.common import Limits, add_model, engine_config, report
+from headrace.cli.measure import common
+from headrace.cli.measure.common import Limits, engine_config, report
 
 SIZES = (1 << 18, 8 << 20, 100_000_000, 256 << 20)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the engine choose threads and level."""
-    add_model(parser)
+    common.add_arguments(parser)
     parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
 
 

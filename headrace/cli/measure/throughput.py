@@ -4,14 +4,15 @@ import argparse
 import random
 import time
 
-from headrace.cli.measure.common import add_model, engine_config, report
+from headrace.cli.measure import common
+from headrace.cli.measure.common import engine_config, report
 from headrace.engine.llm import LLM
 from headrace.engine.params import SamplingParams
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's flag names."""
-    add_model(parser)
+    common.add_arguments(parser)
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--input-len", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--output-len", type=int, default=128, help="tokens to generate")
