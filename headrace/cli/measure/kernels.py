@@ -96,11 +96,10 @@ def measure(
 def lines(shape: str, found: dict[tuple[str, str], Sum], limits: Limits) -> list[dict[str, Any]]:
     """Rows of one shape, the slowest op first; limits are measured now, beside the ops."""
     read = limits.read(100_000_000) / 1e9
-    peak = {"int": limits.operations("dot8") / 1e9, "float": limits.operations("fma") / 1e9}
+    peak = {what: limits.operations(what) / 1e9 for what in ("dot4", "dot8", "fma")}
     rows = []
     for (op, path), entry in sorted(found.items(), key=lambda item: -sum(item[1].seconds)):
         seconds = sum(entry.seconds)
-        kind = "int" if op in ("linear", "logits") and "g" in path.split()[-1] else "float"
         rate, speed = entry.bytes / seconds / 1e9, entry.operations / seconds / 1e9
         rows.append(
             {
@@ -111,11 +110,18 @@ def lines(shape: str, found: dict[tuple[str, str], Sum], limits: Limits) -> list
                 "GB/s": rate,
                 "of read": f"{rate / read:.0%}",
                 "GOPS": speed,
-                "of peak": f"{speed / peak[kind]:.0%}",
+                "of peak": f"{speed / peak[arithmetic(path)]:.0%}",
             }
         )
     total = sum(sum(entry.seconds) for entry in found.values())
     rows.append({"step": shape, "op": "all", "kernel": "", "ms": 1e3 * total, "GB/s": None,
                  "of read": f"{read:.1f} GB/s", "GOPS": None,
-                 "of peak": f"{peak['int']:.0f} int, {peak['float']:.0f} f32"})  # fmt: skip
+                 "of peak": " ".join(f"{what} {rate:.0f}" for what, rate in peak.items())})  # fmt: skip
     return rows
+
+
+def arithmetic(path: str) -> str:
+    """The kind of multiply-add of a kernel: packed 4-bit values (n4...), 8-bit ones (b8...), or
+    float32."""
+    layout = path.split()[-1]
+    return {"n4": "dot4", "b8": "dot8"}.get(layout[:2], "fma")
