@@ -114,9 +114,18 @@ def lines(shape: str, found: dict[tuple[str, str], Sum], limits: Limits) -> list
             }
         )
     total = sum(sum(entry.seconds) for entry in found.values())
-    rows.append({"step": shape, "op": "all", "kernel": "", "ms": 1e3 * total, "GB/s": None,
-                 "of read": f"{read:.1f} GB/s", "GOPS": None,
-                 "of peak": " ".join(f"{what} {rate:.0f}" for what, rate in peak.items())})  # fmt: skip
+    rows.append(
+        {
+            "step": shape,
+            "op": "all",
+            "kernel": "",
+            "ms": 1e3 * total,
+            "GB/s": None,
+            "of read": f"{read:.1f} GB/s",
+            "GOPS": None,
+            "of peak": " ".join(f"{what} {rate:.0f}" for what, rate in peak.items()),
+        }
+    )
     return rows
 
 
