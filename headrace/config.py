@@ -26,6 +26,9 @@ class EngineConfig:
     block_size: int = flag(16, "tokens in a KV block, a multiple of 16", "N")
     max_num_seqs: int | None = flag(None, "sequences that run at once", "N")
     max_num_batched_tokens: int | None = flag(None, "token budget of a step", "N")
+    mixed_prefill_tokens: int = flag(
+        64, "prompt tokens of a step in which others decode; bounds their ITL (0: no bound)", "N"
+    )
     max_num_queued_reqs: int | None = flag(None, "requests that may wait; more are refused", "N")
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "order of waiting requests")
     watermark: float = flag(0.01, "share of KV blocks that admission leaves free", "SHARE")

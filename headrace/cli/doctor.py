@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     tokens = plan.pool.num_pages // plan.layout.table_rows * plan.layout.block_size
     running = Running(
         recall(_priced(model, plan, threads)), plan.knobs.max_sequences, plan.knobs.max_tokens,
-        tokens, plan.pool.prefix_caching, arguments.shared, _quantized(model, plan, threads),
+        plan.knobs.mixed_prefill or plan.knobs.max_tokens, tokens, plan.pool.prefix_caching,
+        arguments.shared, _quantized(model, plan, threads),
     )  # fmt: skip
     traffic, promise = parse.traffic(arguments.traffic), parse.promise(arguments.slo)
     found = [*_machine(threads, backend.level), *findings(running, traffic, promise)]

@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes.add_argument("--routing", choices=("sticky", "least", "prefix"), default="sticky")
     sizes.add_argument("--max-num-seqs", type=int, default=128, metavar="N")
     sizes.add_argument("--max-num-batched-tokens", type=int, default=2048, metavar="N")
+    sizes.add_argument("--mixed-prefill-tokens", type=int, default=0, metavar="N")
     sizes.add_argument("--max-num-queued-reqs", type=int, default=0, metavar="N")
     sizes.add_argument("--max-model-len", type=int, metavar="N")
     sizes.add_argument("--block-size", type=int, default=16, metavar="N")
@@ -129,8 +130,9 @@ def _setup(
         not arguments.no_enable_prefix_caching,
     )  # fmt: skip
     knobs = Knobs(
-        sequences, budget, budget, max(sequences, 64), max_waiting=arguments.max_num_queued_reqs
-    )
+        sequences, budget, budget, max(sequences, 64), max_waiting=arguments.max_num_queued_reqs,
+        mixed_prefill=arguments.mixed_prefill_tokens,
+    )  # fmt: skip
     return Setup(pool, knobs, arguments.replicas, arguments.routing, arguments.jitter)
 
 

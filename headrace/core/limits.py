@@ -49,6 +49,7 @@ def checked_knobs(knobs: Knobs) -> Knobs:
             raise ValueError(f"{name}: {getattr(knobs, name)} is below 1")
     if not 0 <= knobs.watermark < 1:
         raise ValueError(f"watermark: {knobs.watermark} is not in [0, 1)")
-    if knobs.max_waiting < 0:
-        raise ValueError(f"max_waiting: {knobs.max_waiting} is negative")
+    for name in ("max_waiting", "mixed_prefill"):
+        if getattr(knobs, name) < 0:
+            raise ValueError(f"{name}: {getattr(knobs, name)} is negative")
     return knobs

@@ -44,6 +44,8 @@ class Knobs:
 
     max_sequences: sequences that run at once, at most `PoolConfig.slots`.
     max_tokens: token budget of a step. chunk: most tokens of one sequence in a step.
+    mixed_prefill: most tokens of a step for all that are not at their last known token (prompts,
+    as a rule) while others decode beside them; bounds the ITL of those (0: only max_tokens does).
     max_logits: logits rows of a step. watermark: share of the pool's pages that admission leaves
     free for growth. max_waiting: requests that may wait; one more is refused (0: no limit).
     policy: order of waiting requests, 'fcfs' or 'priority' (lower first, then arrival).
@@ -56,6 +58,7 @@ class Knobs:
     watermark: float = 0.01
     max_waiting: int = 0
     policy: Literal["fcfs", "priority"] = "fcfs"
+    mixed_prefill: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class Scheduler:
         steady = self.population.steady
         wanting = [s for s in self.population.others if len(s.tokens) > s.scheduled]
         count = share(len(steady), wanting, self.knobs, step.samples, step.plan.id)
-        step.give(count)
+        step.give(count, self.knobs.mixed_prefill)
         if count == len(steady):
             return steady
         turn = sorted(steady, key=lambda sequence: sequence.granted)

@@ -33,11 +33,14 @@ class Step(Draft):
         self.short = False
         self.plan.reasons.clear()
 
-    def give(self, steady: int) -> None:
-        """Spend a token, a row and a sample on each of so many steady sequences."""
+    def give(self, steady: int, mixed_prefill: int) -> None:
+        """Spend a token, a row and a sample on each of so many steady sequences; beside them others
+        get at most `mixed_prefill` tokens (0: what is left)."""
         self.tokens -= steady
         self.rows -= steady
         self.samples -= steady
+        if steady and mixed_prefill:
+            self.tokens = min(self.tokens, mixed_prefill)
 
     def skip(self, sequence: Sequence, reason: str) -> None:
         """Note why a sequence gets nothing."""

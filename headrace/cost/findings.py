@@ -26,12 +26,14 @@ class Finding:
 @dataclass(frozen=True)
 class Running:
     """How an engine is set up, as far as its cost goes. sequences, step_tokens: caps of a step.
-    quantized: the step model with 4-bit weights, where the weights have more bits; shared: prompt
-    tokens that requests have in common."""
+    mixed_tokens: cap of the prompt tokens of a step in which others decode. quantized: the step
+    model with 4-bit weights, where the weights have more bits; shared: prompt tokens that requests
+    have in common."""
 
     steps: StepModel
     sequences: int
     step_tokens: int
+    mixed_tokens: int
     kv_tokens: int
     prefix_caching: bool
     shared: int = 0
@@ -98,18 +100,18 @@ def _stall(running: Running, traffic: Traffic, promise: Promise) -> list[Finding
     """A step budget that stalls the streams beside a long prompt."""
     if promise.tpot is None:
         return []
-    stall = running.steps.seconds([0], [running.step_tokens], 1)
+    budget = running.mixed_tokens
+    stall = running.steps.seconds([0], [budget], 1)
     if stall <= 4 * promise.tpot:
         return []
-    budget = running.step_tokens
     while budget > 16 and running.steps.seconds([0], [budget], 1) > 2 * promise.tpot:
         budget //= 2
     return [
         Finding(
             "long prompts stall the streams beside them",
-            f"a step of {running.step_tokens} tokens takes {stall * 1e3:.0f} ms, the promise is "
-            f"{promise.tpot * 1e3:.0f} ms a token",
-            f"--max-num-batched-tokens {budget}",
+            f"a step with {running.mixed_tokens} prompt tokens takes {stall * 1e3:.0f} ms, the "
+            f"promise is {promise.tpot * 1e3:.0f} ms a token",
+            f"--mixed-prefill-tokens {budget}",
         )
     ]
 

@@ -104,6 +104,10 @@ def make_plan(
         raise ConfigError(
             "block_size", f"must be a positive multiple of 16, not {config.block_size}"
         )
+    if config.mixed_prefill_tokens < 0:
+        raise ConfigError(
+            "mixed_prefill_tokens", f"must be 0 or more, not {config.mixed_prefill_tokens}"
+        )
     notes: list[str] = []
     spec = model.spec
     layout = KVLayout(
@@ -194,6 +198,7 @@ def make_plan(
         watermark=config.watermark,
         max_waiting=config.max_num_queued_reqs or 0,
         policy=config.scheduling_policy,
+        mixed_prefill=config.mixed_prefill_tokens,
     )
     return MemoryPlan(layout, limits, pool, knobs, length, sizes, tuple(notes))
 

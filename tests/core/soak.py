@@ -55,6 +55,7 @@ class Soak:
             watermark=draw.choice((0.0, 0.01, 0.3)),
             max_waiting=draw.choice((0, 0, 3)),
             policy=draw.choice(("fcfs", "priority")),
+            mixed_prefill=draw.choice((0, 0, 1, 4)),
         )
 
     def request(self) -> Request:

@@ -110,6 +110,27 @@ def test_decode_and_prefill_do_not_starve_each_other():
     assert len(waiting) <= 2
 
 
+@pytest.mark.parametrize("mixed", [0, 1, 24, 500])
+def test_prompts_beside_decodes_take_what_the_knob_allows(mixed):
+    """Full steps while nobody decodes, at most `mixed_prefill` prompt tokens beside decodes."""
+    engine = machine(pages=5000, positions=1100, max_tokens=128, chunk=128, mixed_prefill=mixed)
+    engine.add(Request(0, tuple(range(300)), 20))
+    assert [sum(engine.step().counts), engine.done()][0] == 128
+    engine.add(Request(1, tuple(range(500, 800)), 2))
+    engine.add(Request(2, tuple(range(800, 810)), 2))
+    allowed = min(mixed or 128, 127)
+    seen = set()
+    while (0, 0) not in engine.finished:
+        plan = engine.step()
+        decoding = [s for s, n in zip(plan.sequences, plan.starts, strict=True) if n >= 300]
+        prompts = sum(plan.counts) - len(decoding)
+        assert prompts <= (allowed if decoding else 128)
+        seen.add(prompts if decoding else 0)
+        engine.done()
+    assert allowed in seen
+    engine.run()
+
+
 @pytest.mark.parametrize(("budget", "rows"), [(4, 64), (64, 4), (1, 1), (3, 2)])
 def test_small_steps_are_shared(budget, rows):
     """More sequences than a step has tokens or rows: all advance, and so does a prompt."""

@@ -17,7 +17,7 @@ PROMISE = Promise(ttft=1.0, tpot=0.05)
 @pytest.fixture(scope="module")
 def healthy() -> Running:
     steps = find_model("smollm2-135m", Precision(weights="int4")).on(DEVICE)
-    return Running(steps, 32, 512, 100_000, True)
+    return Running(steps, 32, 512, 512, 100_000, True)
 
 
 def said(running: Running, promise: Promise = PROMISE) -> str:
@@ -33,7 +33,7 @@ def test_each_cause_is_named_with_what_to_do(healthy: Running) -> None:
     cases = {
         "batch cap": (replace(healthy, sequences=256), Promise(tpot=0.012)),
         "not even for one": (healthy, Promise(tpot=1e-5)),
-        "stall": (replace(healthy, step_tokens=8192), PROMISE),
+        "stall": (replace(healthy, mixed_tokens=8192), PROMISE),
         "promise on TTFT": (healthy, Promise(ttft=0.001)),
         "KV cache holds fewer": (replace(healthy, kv_tokens=4000), PROMISE),
         "more bits": (replace(healthy, steps=wide, quantized=healthy.steps), PROMISE),
