@@ -2,7 +2,7 @@
 
 A workload is data (`Workload`); `sessions` yields its sessions in order of arrival, each a stream
 of turns. Prompts are real token tuples, since the prefix index verifies tokens, but only the first
-id of a part is unique: the rest are slices of one shared tuple, so a million prompts stay small.
+two ids of a part are unique: the rest are slices of one shared tuple, so a million prompts stay small.
 All draws come from one seed; the stream is the same whichever part of the sessions is kept.
 """
 
@@ -145,7 +145,7 @@ class GeneratedSource:
             answer = _length(draw, workload.output_tokens, workload.spread)
             if len(job.prompt) + len(output) + new + answer <= workload.limit:
                 turn = job.turns_left + 1
-                prompt = job.prompt + output + unique_part(job.session * 4096 + turn, new)
+                prompt = job.prompt + output + unique_part(job.session + (turn << 32), new)
                 return Job(now + think, prompt, answer, job.session, job.prefix, job.turns_left - 1)
         self._later.pop(job.session, None)
         if workload.arrivals == "closed":
@@ -175,7 +175,7 @@ class GeneratedSource:
         room = workload.limit - workload.shared
         new = min(new, room - 1)
         output = min(output, room - new)
-        prompt = unique_part(session * 4096, new)
+        prompt = unique_part(session, new)
         if workload.shared:
             prompt = unique_part(-1 - document, workload.shared) + prompt
         return Job(now, prompt, output, session, document, turns - 1)
@@ -196,8 +196,10 @@ def _length(draw: Random, mean: float, spread: float) -> int:
 
 
 def unique_part(key: int, tokens: int) -> tuple[int, ...]:
-    """`tokens` ids, the first unique to `key` (negative keys are shared prefixes)."""
-    return (_FIRST_UNIQUE + (2 * key if key >= 0 else -2 * key - 1), *_FILL[: tokens - 1])
+    """`tokens` ids, the first two together unique to `key` (negative keys are shared prefixes).
+    Ids stay below 2^31, the core's limit; the first is unique for keys below 2^29."""
+    high, low = divmod(2 * key if key >= 0 else -2 * key - 1, 1 << 30)
+    return (_FIRST_UNIQUE + low, high, *_FILL[: max(0, tokens - 2)])[:tokens]
 
 
 def _zipf(count: int) -> list[float]:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.sim.recorded import RecordedSource
-from headrace.sim.workload import GeneratedSource, Job, Workload, shape
+from headrace.sim.workload import GeneratedSource, Job, Workload, shape, unique_part
 
 
 def jobs(workload: Workload, keep: tuple[int, int] = (0, 1)) -> list[Job]:
@@ -135,3 +135,14 @@ def test_damaged_files_name_the_line(tmp_path: Path) -> None:
         RecordedSource(bad)
     with pytest.raises(ConfigError, match="cannot read"):
         RecordedSource(tmp_path / "absent.jsonl")
+
+
+@pytest.mark.parametrize("key", [0, 5, -1, -7, 1 << 28, (3 << 32) + 5, 1 << 45])
+def test_parts_are_told_apart_within_the_ids_of_the_core(key: int) -> None:
+    for tokens in (1, 2, 3, 40):
+        part = unique_part(key, tokens)
+        assert len(part) == tokens
+        assert all(0 <= token < 1 << 31 for token in part)
+        others = [unique_part(key + step, tokens) for step in (-4096, -1, 1, 2, 4096)]
+        assert all(other[0] != part[0] for other in others)
+    assert unique_part(key, 2) != unique_part(key + (1 << 32), 2)
