@@ -2,7 +2,8 @@
 
 A workload is data (`Workload`); `sessions` yields its sessions in order of arrival, each a stream
 of turns. Prompts are real token tuples, since the prefix index verifies tokens, but only the first
-two ids of a part are unique: the rest are slices of one shared tuple, so a million prompts stay small.
+two ids of a part are unique: the rest are slices of one shared tuple, so a million prompts stay
+small.
 All draws come from one seed; the stream is the same whichever part of the sessions is kept.
 """
 
