@@ -1,7 +1,8 @@
 """A tokenizer from a Hugging Face folder.
 
 `tokenizer.json` is the encoder. The begin and end rules are its post-processor's; what ends a
-generation comes from tokenizer_config.json, special_tokens_map.json and generation_config.json.
+generation comes from tokenizer_config.json, special_tokens_map.json and generation_config.json (or
+config.json, where that file is missing: transformers makes the one from the other).
 """
 
 import json
@@ -38,7 +39,8 @@ def build(folder: Path) -> tuple[tokenizers.Tokenizer, Facts]:
     table, strips = _token_bytes(path, backend, described)
     prefix, suffix = _around(backend)
     added = backend.get_added_tokens_decoder()
-    generation = read_json(folder / "generation_config.json").get("eos_token_id")
+    settings = read_json(folder / "generation_config.json") or read_json(folder / "config.json")
+    generation = settings.get("eos_token_id")
     ends = generation if isinstance(generation, list) else [generation]
     return backend, Facts(
         vocabulary=len(table),

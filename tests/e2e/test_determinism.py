@@ -7,8 +7,11 @@ from types import ModuleType
 
 import pytest
 
+from headrace.checkpoint import open_checkpoint
 from headrace.config import EngineConfig
+from headrace.engine.params import PARAM_NAMES, SamplingParams
 from headrace.ops.cpu import _native
+from tests.e2e.tiny import write_tiny
 
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "determinism.py"
 
@@ -29,7 +32,36 @@ def test_tokens_and_bits_are_the_same_under_all_conditions(
     level: str, determinism: ModuleType
 ) -> None:
     base = EngineConfig(backend="cpu", max_model_len=1024)
-    rows = list(determinism.table(base, [level], [1, 2], count=2, tokens=4, others=3))
-    assert len(rows) > 10
-    for _, condition, equal, of, _ in rows:
-        assert equal == of == 4, condition
+    rows = determinism.table(
+        base, [level], [1, 2], count=2, tokens=4, others=3, wanted=lambda row: not row.features
+    )
+    assert_equal(list(rows), 10, 4)
+
+
+@pytest.mark.parametrize("level", _native.levels())
+def test_all_features_in_one_batch_leave_each_request_as_it_is_alone(
+    level: str, determinism: ModuleType, tmp_path: Path
+) -> None:
+    """On a tiny checkpoint: penalties, filters, log-probabilities, n, best_of, beams, grammars with
+    forced tokens, stop strings, bad words, salts; chunked, cached, preempted, 1 and 2 threads."""
+    base = EngineConfig(write_tiny(tmp_path), backend="cpu", max_model_len=512)
+    rows = determinism.table(
+        base, [level], [1, 2], count=4, tokens=16, others=6, wanted=lambda row: row.features
+    )
+    assert_equal(list(rows), 6, 8 + 19)
+
+
+def assert_equal(rows: list[tuple[str, str, int, int, str]], least: int, requests: int) -> None:
+    assert len(rows) > least
+    for _, condition, equal, of, note in rows:
+        assert equal == of == requests, f"{condition}: {note}"
+        assert "not small enough" not in note
+
+
+def test_the_mixture_uses_every_field_that_steers_sampling(determinism: ModuleType) -> None:
+    shown_only = {"detokenize", "skip_special_tokens", "spaces_between_special_tokens",
+                  "include_stop_str_in_output", "priority"}  # fmt: skip
+    requests = determinism.mixture(open_checkpoint().tokenizer(), 16).values()
+    plain = SamplingParams()
+    for name in PARAM_NAMES - shown_only:
+        assert any(getattr(each, name) != getattr(plain, name) for each in requests), name
