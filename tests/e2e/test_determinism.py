@@ -61,7 +61,7 @@ def assert_equal(rows: list[tuple[str, str, int, int, str]], least: int, request
 def test_the_mixture_uses_every_field_that_steers_sampling(determinism: ModuleType) -> None:
     shown_only = {"detokenize", "skip_special_tokens", "spaces_between_special_tokens",
                   "include_stop_str_in_output", "priority"}  # fmt: skip
-    requests = determinism.mixture(open_checkpoint().tokenizer(), 16).values()
+    requests = determinism.mixture(open_checkpoint().tokenizer(), 24).values()
     plain = SamplingParams()
     for name in PARAM_NAMES - shown_only:
         assert any(getattr(each, name) != getattr(plain, name) for each in requests), name

@@ -1,4 +1,4 @@
-"""A checkpoint of random weights that can write text: a small Llama over a byte-level vocabulary."""
+"""A checkpoint of random weights that can write text: a small Llama, a byte-level vocabulary."""
 
 import json
 from pathlib import Path
