@@ -9,20 +9,22 @@ from headrace.core.plan import Estimator, StepPlan
 from headrace.cost.fit import ErrorWindow, FitSettings, WindowFit
 from headrace.cost.roofline import TERMS, Amounts, StepModel
 
+_FIRST = (1, 2, 4, 8)
+
 
 class StepEstimator(Estimator):
     """Predicts the seconds of a plan and learns from what steps took.
 
-    `seconds` uses coefficients that change only every `refit_every` observations (before that at 1,
-    2, 4, 8, ...), when `version` goes up: they steer the scheduler, so a trace must be able to
-    record each change.
+    `seconds` uses coefficients that change only after the 1st, 2nd, 4th and 8th observation and
+    then every `refit_every` seconds of steps, when `version` goes up: they steer the scheduler, so
+    a trace must be able to record each change, and a fit must cost little beside the steps.
     """
 
     def __init__(
         self,
         model: StepModel,
         coefficients: Sequence[float] | None = None,
-        refit_every: int = 16,
+        refit_every: float = 0.25,
         settings: FitSettings | None = None,
     ) -> None:
         self.model = model
@@ -32,6 +34,7 @@ class StepEstimator(Estimator):
         self.errors = ErrorWindow(settings.window)
         self._fit = WindowFit(self.coefficients, settings)
         self._refit_every = refit_every
+        self._since = 0.0
         self.learning = True
         self._last: tuple[StepPlan, Amounts, tuple[float, ...]] | None = None
         self._mfu = 0.0
@@ -64,9 +67,10 @@ class StepEstimator(Estimator):
         self.errors.add(sum(map(mul, self.coefficients, terms)), seconds)
         if not self.learning:
             return
-        self._fit.update(terms, seconds)
-        count, every = self._fit.observations, self._refit_every
-        if count % every == 0 or (count < every and count & (count - 1) == 0):
+        self._fit.update(terms, seconds, amounts.tokens.bit_length())
+        self._since += seconds
+        if self._since >= self._refit_every or self._fit.observations in _FIRST:
+            self._since = 0.0
             self.coefficients = self._fit.refit()
             self.version += 1
 

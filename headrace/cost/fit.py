@@ -1,12 +1,18 @@
 """A small linear model that corrects the roofline while the engine runs.
 
-Measured seconds y of a step are modelled as y = sum_i theta_i * x_i, x the roofline's terms of that
-step (`roofline.TERMS`), each theta a number without unit near 1 or 0. Least squares over the last
-steps on relative errors (x / y against 1), so that short and long steps weigh alike and the sum
-that is minimised is the one that is published. Robust by reweighting (Huber 1964; Holland and
-Welsch 1977): a page fault or a stolen core must not move the model, but when every step disagrees
-the model is wrong, not the steps, and it moves at once. A ridge towards the coefficients so far
-keeps what the last steps say nothing about. No coefficient is negative.
+Measured seconds y of a step are modelled as p = sum_i theta_i * x_i, x the roofline's terms of that
+step (`roofline.TERMS`), each theta a number without unit near 1 or 0. Least squares on y / p - 1:
+short and long steps weigh alike, and so predictions add up to what was measured (the error that is
+published, p / y - 1, would be smallest for predictions that are too short, since noise only ever
+adds). Robust by reweighting (Huber 1964; Holland and Welsch 1977): a page fault or a stolen core
+must not move the model, but when every step disagrees the model is wrong, not the steps, and it
+moves at once. A ridge towards the coefficients so far keeps what is remembered says nothing about.
+No coefficient is negative.
+
+What is remembered is balanced: each kind of step (a size class) has a memory of its own, so that
+a quiet minute of single rows doesn't push out what large steps cost. A kind that is full takes in
+its steps as sums of some time each, which spans seconds of a noisy machine with few entries; and
+entries lose weight with age, in busy seconds.
 """
 
 from collections import deque
@@ -21,14 +27,19 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class FitSettings:
-    """memory: steps that the fit looks back on. ridge: weight of a unit of change of a coefficient
-    against the squared relative error of one step. huber: multiples of the usual (median) error
-    past which a step is weighed down. passes: rounds of reweighting. window: steps over which error
-    is published."""
+    """memory: entries of each kind that the fit looks back on; kinds: how many there are. spell:
+    seconds of steps that make one entry, once a kind is full. half_life: busy seconds in which an
+    entry loses half its weight. ridge: weight of a unit of change of a coefficient against the
+    squared relative error of one step. huber: multiples of the usual (median) error past which an
+    entry is weighed down. passes: rounds of reweighting. window: steps over which error is
+    published."""
 
-    memory: int = 512
+    memory: int = 48
+    kinds: int = 12
+    spell: float = 0.05
+    half_life: float = 30.0
     ridge: float = 1e-3
-    huber: float = 2.0
+    huber: float = 2.5
     passes: int = 4
     window: int = 512
 
@@ -40,37 +51,62 @@ class WindowFit:
     """
 
     def __init__(self, start: Sequence[float], settings: FitSettings | None = None) -> None:
-        self._settings = settings or FitSettings()
+        self._settings = settings = settings or FitSettings()
         self.theta: F64 = np.array(start, np.float64)
-        self._steps: F64 = np.zeros((self._settings.memory, len(start)))
         self.observations = 0
+        self._busy = 0.0
+        # Rows (terms..., seconds, busy seconds when it was entered), by kind.
+        self._entries: F64 = np.zeros((settings.kinds, settings.memory, len(start) + 2))
+        self._taken = [0] * settings.kinds
+        self._sums = [[0.0] * (len(start) + 1) for _ in range(settings.kinds)]
 
-    def update(self, terms: Sequence[float], seconds: float) -> None:
-        """Take one observation. seconds must be positive."""
-        self._steps[self.observations % len(self._steps)] = terms
-        self._steps[self.observations % len(self._steps)] /= seconds
+    def update(self, terms: Sequence[float], seconds: float, kind: int = 0) -> None:
+        """Take one observation. seconds must be positive; kinds past the last count as it."""
+        settings = self._settings
+        kind = min(kind, settings.kinds - 1)
         self.observations += 1
+        self._busy += seconds
+        sums, taken = self._sums[kind], self._taken[kind]
+        for index, value in enumerate(terms):
+            sums[index] += value
+        sums[-1] += seconds
+        if taken >= settings.memory and sums[-1] < settings.spell:
+            return
+        self._entries[kind, taken % settings.memory] = (*sums, self._busy)
+        self._taken[kind] = taken + 1
+        self._sums[kind] = [0.0] * len(sums)
 
     def refit(self) -> tuple[float, ...]:
-        """Learn from the steps that are remembered; returns the coefficients. Changes state."""
+        """Learn from what is remembered; returns the coefficients. Changes state."""
         settings = self._settings
-        steps = self._steps[: min(self.observations, len(self._steps))]
-        theta, weight = self.theta, np.ones(len(steps))
+        entries = np.concatenate(
+            [
+                kind[: min(taken, settings.memory)]
+                for kind, taken in zip(self._entries, self._taken, strict=True)
+            ]
+        )
+        terms, seconds = entries[:, :-2], entries[:, -2]
+        age = 0.5 ** ((self._busy - entries[:, -1]) / settings.half_life)
+        theta, weight, predicted = self.theta, age, seconds
         for _ in range(settings.passes):
-            theta = _solve(steps, weight, self.theta, settings.ridge)
-            error = np.abs(1.0 - steps @ theta)
+            theta = _solve(
+                terms / predicted[:, None], seconds / predicted, weight, self.theta, settings.ridge
+            )
+            found = np.maximum(terms @ theta, 1e-12)
+            error = np.abs(seconds / found - 1.0)
             limit = settings.huber * max(float(np.median(error)), 1e-3)
-            weight = np.minimum(1.0, limit / np.maximum(error, 1e-12))
+            weight = age * np.minimum(1.0, limit / np.maximum(error, 1e-12))
+            predicted = np.clip(found, seconds / 2.0, seconds * 2.0)
         self.theta = theta
         return tuple(theta.tolist())
 
 
-def _solve(steps: F64, weight: F64, towards: F64, ridge: float) -> F64:
-    """argmin over theta >= 0 of sum weight (1 - steps @ theta)^2 + ridge |theta - towards|^2, by
-    setting the most negative coefficient to 0 until none is."""
+def _solve(steps: F64, wanted: F64, weight: F64, towards: F64, ridge: float) -> F64:
+    """argmin over theta >= 0 of sum weight (wanted - steps @ theta)^2 + ridge |theta - towards|^2,
+    by setting the most negative coefficient to 0 until none is."""
     weighted = steps * weight[:, None]
     gram = weighted.T @ steps + ridge * np.eye(len(towards))
-    right = weighted.sum(axis=0) + ridge * towards
+    right = weighted.T @ wanted + ridge * towards
     free = list(range(len(towards)))
     while free:
         found = np.linalg.solve(gram[np.ix_(free, free)], right[free])

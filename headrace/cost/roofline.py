@@ -6,12 +6,17 @@ a device hides one behind the other and their sum where it does not (`Device.ove
 
 The terms, in seconds, and what the fitted model multiplies them by at the start:
 
-    fixed       a unit of about one small step            step_overhead / unit
-    weights     linear layers, experts, norms, wire       1
-    tokens      the linear layers' compute, by row        0  (compute that did not overlap)
-    attention   query-key pairs and KV read               1
-    logits      the vocabulary's rows, sampling           1
-    sequences   a tenth of a unit for each slice          0  (bookkeeping by sequence)
+    fixed       a unit of about one small step                      step_overhead / unit
+    weights     linear layers, experts, norms: the longer of        1
+                computing and moving; and the wire
+    hidden      the shorter of the two                              1 - overlap
+    attention   query-key pairs and KV read                         1
+    cache       KV read, once more                                  0
+    logits      the vocabulary's rows, sampling                     1
+
+Two lines that meet where computing takes as long as moving: `weights` and `hidden` let the fit find
+how much of the one a machine hides behind the other, and the slope on either side. `cache` lets a
+key that is read cost more than a pair that is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,11 +30,10 @@ from headrace.ops import null, spec
 from headrace.ops.null import Basis
 from headrace.ops.spec import KVLayout, Program
 
-TERMS = ("fixed", "weights", "tokens", "attention", "logits", "sequences")
+TERMS = ("fixed", "weights", "hidden", "attention", "cache", "logits")
 ELEMENT_FLOPS = 4.0
 """FLOP that one value of a norm, an activation or an exponential is worth; a guess the fit
 mends."""
-_SEQUENCE_UNIT = 0.1
 _CLASSES: Mapping[type[spec.Op], str] = {
     spec.Attention: "attention",
     spec.LatentAttention: "attention",
@@ -124,7 +128,7 @@ class StepModel:
         roofline says."""
         if self.fitted is not None:
             return self.fitted
-        return (self.overhead / self.unit, 1.0, 0.0, 1.0, 1.0, 0.0)
+        return (self.overhead / self.unit, 1.0, 1.0 - self.overlap, 1.0, 0.0, 1.0)
 
     def terms(self, plan: StepPlan) -> tuple[float, ...]:
         """The terms of a plan, in the order of TERMS, in seconds."""
@@ -174,26 +178,23 @@ class StepModel:
         for pool in self.pools:
             linear_bytes += pool.expert * pool.touched(tokens)
         pair_seconds = self.attention_compute.at(amounts)
-        key_seconds = self.attention_bytes.at(amounts)
+        cache = 0.0
         for span, pairs, keys in zip(self.spans, amounts.pairs, amounts.keys, strict=True):
             pair_seconds += span.pair * pairs
-            key_seconds += span.key * keys
-        mix = self._mix
+            cache += span.key * keys
+        linear_compute *= self.imbalance
+        rest_compute = self.rest_compute.step + self.rest_compute.token * tokens
+        rest_bytes = self.rest_bytes.step + self.rest_bytes.token * tokens
+        longer = max(linear_compute, linear_bytes) + max(rest_compute, rest_bytes)
         return (
             self.unit,
-            mix(linear_compute * self.imbalance, linear_bytes)
-            + mix(
-                self.rest_compute.step + self.rest_compute.token * tokens,
-                self.rest_bytes.step + self.rest_bytes.token * tokens,
-            )
-            + self.wire.step
-            + self.wire.token * tokens,
-            linear_compute,
-            mix(pair_seconds, key_seconds),
-            mix(self.logits_compute.at(amounts), self.logits_bytes.at(amounts))
+            longer + self.wire.step + self.wire.token * tokens,
+            linear_compute + linear_bytes + rest_compute + rest_bytes - longer,
+            self._mix(pair_seconds, self.attention_bytes.at(amounts) + cache),
+            cache,
+            self._mix(self.logits_compute.at(amounts), self.logits_bytes.at(amounts))
             if amounts.logits
             else 0.0,
-            self.unit * _SEQUENCE_UNIT * amounts.sequences,
         )
 
     def seconds(

@@ -30,6 +30,7 @@ class Setup:
     routing: 'sticky' sends session s to replica s % replicas; 'least' to the one with the fewest
     tokens in flight; 'prefix' to the one that its shared prefix names, unless that has half as much
     again in flight as the mean, then as 'least'. jitter: sigma of a step's log-normal noise.
+    between: seconds from a step to the next that no plan prices (messages, streams).
     """
 
     pool: PoolConfig
@@ -37,6 +38,7 @@ class Setup:
     replicas: int = 1
     routing: Routing = "sticky"
     jitter: float = 0.0
+    between: float = 0.0
     seed: int = 0
 
 
@@ -163,6 +165,7 @@ class Cluster:
         seconds = plan.seconds
         if self._setup.jitter:
             seconds *= self._random.lognormvariate(0.0, self._setup.jitter)
+        seconds += self._setup.between
         recorder = self.recorder
         running = len(plan.sequences)
         recorder.steps += 1
