@@ -21,10 +21,12 @@ from headrace.text.tokenizer import Tokenizer
 
 @dataclass
 class MaskTimes:
-    """Seconds spent computing masks, and how much of it the forward pass did not hide."""
+    """Seconds spent computing masks, how much of it passed behind the forward pass, and how many
+    masks it were."""
 
     total: float = 0.0
-    exposed: float = 0.0
+    hidden: float = 0.0
+    count: int = 0
 
 
 class Constraints:
@@ -96,13 +98,16 @@ class Constraints:
                 jobs.append((state, batch.masks[row]))
             elif state.mask is not None:
                 batch.masks[row] = state.mask
+        self.times.count += len(jobs)
         return self._worker("masks").submit(_fill, jobs) if jobs else None
 
     def join_masks(self, masks: "Future[float]") -> None:
         """Wait for the masks of `start_masks`; counts what was hidden behind the forward pass."""
-        waited = time.perf_counter()
-        self.times.total += masks.result()
-        self.times.exposed += time.perf_counter() - waited
+        began = time.perf_counter()
+        seconds = masks.result()
+        waited = time.perf_counter() - began
+        self.times.total += seconds
+        self.times.hidden += max(0.0, seconds - waited)
 
     def close(self) -> None:
         """End the worker threads."""

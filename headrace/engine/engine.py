@@ -220,7 +220,8 @@ class Engine:
         values.update(self.estimator.stats())
         values["forced_tokens"] = float(self.forced_tokens)
         values["mask_seconds"] = self._constraints.times.total
-        values["mask_exposed_seconds"] = self._constraints.times.exposed
+        values["mask_hidden_seconds"] = self._constraints.times.hidden
+        values["masks"] = float(self._constraints.times.count)
         return values
 
     def reset_prefix_cache(self) -> None:

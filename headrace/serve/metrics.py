@@ -247,16 +247,13 @@ class Metrics(Collector):
             ("headrace:evicted_pages", "cached pages given up", "evictions"),
             ("headrace:copied_tokens", "KV rows copied", "copied_tokens"),
             ("headrace:steps", "forward passes", "steps"),
+            ("headrace:masks", "grammar masks made", "masks"),
             ("headrace:mask_seconds", "seconds of making grammar masks", "mask_seconds"),
+            ("headrace:mask_hidden_seconds", "of these, those behind the forward pass",
+             "mask_hidden_seconds"),
             ("headrace:forced_tokens", "grammar tokens appended without sampling", "forced_tokens"),
         ):  # fmt: skip
-            if key in stats or not name.startswith("headrace:"):
-                yield self._counter(name, text, self._counted(key, stats))
-        if "mask_seconds" in stats:
-            hidden = stats["mask_seconds"] - stats.get("mask_exposed_seconds", 0.0)
-            text = "seconds of making grammar masks behind the forward pass"
-            counted = self._counted("mask_hidden_seconds", {"mask_hidden_seconds": hidden})
-            yield self._counter("headrace:mask_hidden_seconds", text, counted)
+            yield self._counter(name, text, self._counted(key, stats))
         reasons = CounterMetricFamily(
             "vllm:request_success", "requests by the way they ended",
             labels=[*self._labels, "finished_reason"],

@@ -1,11 +1,13 @@
 """/metrics: the names that routers read, true values, counters that never fall."""
 
 import re
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.core.plan import Stats
 from headrace.engine.messages import Observation, Ready
 from headrace.serve.metrics import FINE, ITL, LATENCY, TTFT, Histogram, Metrics, lengths
 from tests.serve.conftest import Site, run_async
@@ -43,6 +45,11 @@ ROUTERS_READ = [
     "headrace:inter_token_latency_seconds_bucket", "headrace:time_to_first_token_seconds_bucket",
 ]  # fmt: skip
 
+ENGINE_STATS = [
+    *Stats.__slots__, "step_seconds", "kernel_seconds", "predicted_seconds", "forced_tokens",
+    "cost_mape", "cost_bias", "mfu", "mbu",
+]  # fmt: skip
+
 READY = Ready(
     max_model_len=128, vocabulary=300, block_size=16, num_pages=10, backend="cpu", level="avx2",
     threads=2, memory={}, timeline=(), kernels={"linear": "avx2", "attention": "avx2"},
@@ -65,6 +72,20 @@ def test_every_promised_name_is_there_with_its_labels() -> None:
         if name.startswith(("vllm:", "headrace:")):
             assert (own["model_name"], own["engine"]) == ("m", "0")
     assert total(metrics, "vllm:cache_config_info", block_size="16", num_gpu_blocks="10") == 1
+
+
+def test_the_page_names_what_is_there_and_all_of_it() -> None:
+    counters = {"masks": 3.0, "mask_seconds": 0.5, "mask_hidden_seconds": 0.25}
+    stats = {**dict.fromkeys(ENGINE_STATS, 1.0), **counters}
+    metrics = Metrics("m", lambda: stats)
+    metrics.ready(READY)
+    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in values(metrics)}
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    told = set(re.findall(r"`((?:vllm|headrace):\w+)", page))
+    told |= {f"headrace:{name}" for name in re.findall(r"`vllm:(\w+)`, `headrace:…`", page)}
+    assert told == shown
+    for name, value in counters.items():
+        assert total(metrics, f"headrace:{name}_total") == value
 
 
 def test_buckets_are_those_of_the_conventions() -> None:
