@@ -58,8 +58,11 @@ class Constraints:
 
     def compiled(self) -> list[tuple[Submit, Grammar | RequestError]]:
         """Requests whose grammar is ready, or refused, since the last call."""
-        ready = [entry for entry in self._compiling if entry[1].done()]
-        self._compiling = [entry for entry in self._compiling if not entry[1].done()]
+        ready: list[tuple[Submit, Future[Grammar]]] = []
+        waiting: list[tuple[Submit, Future[Grammar]]] = []
+        for entry in self._compiling:  # each is asked once: it may be done a moment later
+            (ready if entry[1].done() else waiting).append(entry)
+        self._compiling = waiting
         results: list[tuple[Submit, Grammar | RequestError]] = []
         for submit, future in ready:
             error = future.exception()
