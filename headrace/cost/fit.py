@@ -6,8 +6,8 @@ short and long steps weigh alike, and so predictions add up to what was measured
 published, p / y - 1, would be smallest for predictions that are too short, since noise only ever
 adds). Robust by reweighting (Huber 1964; Holland and Welsch 1977): a page fault or a stolen core
 must not move the model, but when every step disagrees the model is wrong, not the steps, and it
-moves at once. A ridge towards the coefficients so far keeps what is remembered says nothing about.
-No coefficient is negative.
+moves at once. A ridge towards the coefficients so far keeps what memory says nothing about; it stiffens with
+the noise, lest small terms (attention over short contexts) chase it. No coefficient is negative.
 
 What is remembered is balanced: each kind of step (a size class) has a memory of its own, so that
 a quiet minute of single rows doesn't push out what large steps cost. A kind that is full takes in
@@ -24,21 +24,24 @@ import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
 
+_LEAST_RIDGE = 1e-3
+_MOST_NOISE = 0.2
+"""Usual error past which the machine isn't noisy but the model wrong."""
+
 
 @dataclass(frozen=True)
 class FitSettings:
     """memory: entries of each kind that the fit looks back on; kinds: how many there are. spell:
     seconds of steps that make one entry, once a kind is full. half_life: busy seconds in which an
-    entry loses half its weight. ridge: weight of a unit of change of a coefficient against the
-    squared relative error of one step. huber: multiples of the usual (median) error past which an
-    entry is weighed down. passes: rounds of reweighting. window: steps over which error is
-    published."""
+    entry loses half its weight. ridge: entries, each off by the usual (median) error, that weigh as
+    much as a change of a coefficient by 1. huber: multiples of the usual error past which an entry
+    is weighed down. passes: rounds of reweighting. window: steps over which error is published."""
 
-    memory: int = 48
+    memory: int = 64
     kinds: int = 12
-    spell: float = 0.05
-    half_life: float = 30.0
-    ridge: float = 1e-3
+    spell: float = 0.1
+    half_life: float = 20.0
+    ridge: float = 100.0
     huber: float = 2.5
     passes: int = 4
     window: int = 512
@@ -87,17 +90,17 @@ class WindowFit:
         )
         terms, seconds = entries[:, :-2], entries[:, -2]
         age = 0.5 ** ((self._busy - entries[:, -1]) / settings.half_life)
-        theta, weight, predicted = self.theta, age, seconds
+        weight, predicted, usual = age, seconds, 1e-3
         for _ in range(settings.passes):
-            theta = _solve(
-                terms / predicted[:, None], seconds / predicted, weight, self.theta, settings.ridge
-            )
+            steps, wanted = terms / predicted[:, None], seconds / predicted
+            theta = _solve(steps, wanted, weight, self.theta, _LEAST_RIDGE)
             found = np.maximum(terms @ theta, 1e-12)
             error = np.abs(seconds / found - 1.0)
-            limit = settings.huber * max(float(np.median(error)), 1e-3)
-            weight = age * np.minimum(1.0, limit / np.maximum(error, 1e-12))
+            usual = max(float(np.median(error)), 1e-3)
+            weight = age * np.minimum(1.0, settings.huber * usual / np.maximum(error, 1e-12))
             predicted = np.clip(found, seconds / 2.0, seconds * 2.0)
-        self.theta = theta
+        ridge = max(_LEAST_RIDGE, settings.ridge * min(usual, _MOST_NOISE) ** 2)
+        self.theta = theta = _solve(steps, wanted, weight, self.theta, ridge)
         return tuple(theta.tolist())
 
 

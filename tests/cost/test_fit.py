@@ -83,7 +83,8 @@ def test_no_coefficient_is_negative_and_the_rest_make_up_for_it() -> None:
     for _ in range(300):
         x = draw.uniform(1.0, 3.0)
         fit.update((1.0, x), 4.0 - 0.2 * x)
-    first, second = fit.refit()
+    for _ in range(10):
+        first, second = fit.refit()
     assert second == 0
     assert 4.0 - 0.2 * 3 < first < 4.0 - 0.2
 
