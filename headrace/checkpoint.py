@@ -56,7 +56,11 @@ class Checkpoint:
             self.spec, self._whole(), self.naming, str(self.path), max_model_len, self.quantize,
             self._tokens,
         )  # fmt: skip
-        return replace(found, notes=self.notes + found.notes)
+        small = sum(one.data.nbytes for one in self.tensors.values() if one.format == "F8_E4M3")
+        notes = self.notes
+        if small:
+            notes += (f"{small} bytes of FP8 weights are held as F16, at twice their size",)
+        return replace(found, notes=notes + found.notes)
 
     @cached_property
     def _tokens(self) -> int | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.checkpoint import Checkpoint, open_configured
 from headrace.config import EngineConfig
+from headrace.engine.loadbar import LoadBar
 from headrace.engine.memory import MemoryPlan, make_plan
 from headrace.errors import ConfigError
 from headrace.models.load import without_data
@@ -69,7 +70,8 @@ def load(config: EngineConfig, tell: Callable[[str], None] | None = None) -> Loa
     if tell is not None:
         for note in (*model.notes, *plan.notes):
             tell(note)
-    executable = backend.load(model.program, model.weights, plan.layout, plan.limits)
+    with LoadBar() as bar:
+        executable = backend.load(model.program, model.weights, plan.layout, plan.limits, bar)
     lap("load weights")
     model = without_data(model)
     return LoadedModel(checkpoint, model, backend, executable, plan, tuple(timeline), config.trace)

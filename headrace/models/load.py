@@ -1,8 +1,6 @@
 """From a spec and tensors to a Model: program, weights, KV groups."""
 
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -68,17 +66,16 @@ def _quantized(weights: Mapping[str, Weight], form: str) -> dict[str, Weight]:
         parts = (blocks.quantize(p, to) if fits(p) else p for p in weight.parts)
         return replace(weight, parts=tuple(parts))
 
-    # numpy lets go of the interpreter's lock while it computes on large arrays.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return dict(zip(weights, pool.map(quantized, weights.values()), strict=True))
+    return {name: quantized(weight) for name, weight in weights.items()}
 
 
 def without_data(model: Model) -> Model:
     """The model with weights that have names, formats, shapes and sizes but no bytes: what is
-    needed of it once a back-end has loaded them. Frees what was unpacked or quantized."""
+    needed of it once a back-end has loaded them. Lets go of the files."""
 
     def hollow(tensor: Tensor) -> Tensor:
-        return replace(tensor, data=np.broadcast_to(np.uint8(0), tensor.data.shape), aux={})
+        data = np.broadcast_to(np.uint8(0), tensor.data.shape)
+        return replace(tensor, data=data, aux={}, recipe=None)
 
     weights = {
         name: replace(weight, parts=tuple(hollow(part) for part in weight.parts))

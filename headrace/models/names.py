@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.errors import ModelError
 from headrace.models.spec import ModelSpec
 from headrace.ops.spec import Program
-from headrace.ops.weights import Tensor, Weight
+from headrace.ops.weights import Tensor, Weight, recipe
 
 Alternatives = tuple[tuple[str, ...], ...]
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
@@ -201,8 +202,26 @@ def language_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return part
 
 
+_ITEMS: Mapping[str, np.dtype[np.generic]] = {
+    "F32": np.dtype(np.uint32),
+    "F16": np.dtype(np.uint16),
+    "BF16": np.dtype(np.uint16),
+}
+
+
 def transpose(tensor: Tensor) -> Tensor:
-    """A matrix of 2- or 4-byte values the other way round (a copy)."""
-    item = {"F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}[tensor.format]
-    turned = np.ascontiguousarray(tensor.data.view(item).reshape(tensor.shape).T)
-    return Tensor(tensor.name, tensor.format, turned.shape, turned.reshape(-1).view(np.uint8))
+    """A matrix of 2- or 4-byte values the other way round, made when it is wanted."""
+    if tensor.format not in _ITEMS or len(tensor.shape) != 2 or tensor.recipe is not None:
+        raise ModelError(
+            f"tensor {tensor.name!r}: {tensor.format} {list(tensor.shape)} cannot be transposed; "
+            "a matrix of F32, F16 or BF16 is expected"
+        )
+    item = _ITEMS[tensor.format]
+    depth, count = tensor.shape
+    turned = tensor.data.view(item).reshape(depth, count).T
+
+    def rows(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return np.ascontiguousarray(turned[start:stop]).view(np.uint8)
+
+    size = depth * item.itemsize
+    return recipe(tensor.name, tensor.format, (count, depth), size, rows, (tensor,))

@@ -1,13 +1,15 @@
 """Quantized Hugging Face checkpoints: GPTQ, AWQ, compressed-tensors and FP8.
 
 Their tensors come in pieces (codes, scales, zero points). `unpack` gives each weight back as one
-tensor under the name it would have in a float checkpoint. Activation quantization that a
-checkpoint was calibrated for is not imitated: activations keep the precision of the back-end.
+tensor under the name it would have in a float checkpoint: a recipe, made by rows while a back-end
+loads it, so that a whole checkpoint is never held twice. Activation quantization that a checkpoint
+was calibrated for is not imitated: activations keep the precision of the back-end.
 Sources: the GPTQ and AutoAWQ repositories, the compressed-tensors specification, DeepSeek-V3's
 report (block FP8).
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,13 @@ import numpy.typing as npt
 
 from headrace.errors import ModelError
 from headrace.models import blocks
+from headrace.models.blocks import Codes
 from headrace.models.fields import Fields
-from headrace.ops.formats import dequantize
-from headrace.ops.weights import Tensor
+from headrace.ops.weights import U8, Tensor, recipe
 
 I16 = npt.NDArray[np.int16]
 F32 = npt.NDArray[np.float32]
+Words = npt.NDArray[np.uint32]
 Tensors = Mapping[str, Tensor]
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
@@ -88,24 +91,42 @@ class _Pieces:
             raise ModelError(f"tensor '{self.stem}.{piece}' is missing")
         return found
 
-    def floats(self, piece: str) -> F32:
-        return floats(self.tensor(piece))
+    def sources(self) -> tuple[Tensor, ...]:
+        """The tensors that were asked for and found."""
+        return tuple(self._tensors[name] for name in sorted(self.used) if name in self._tensors)
 
-    def words(self, piece: str) -> npt.NDArray[np.uint32]:
-        """Packed 32-bit words."""
+    def words(self, piece: str) -> Words:
+        """Packed 32-bit words, a view."""
         found = self.tensor(piece)
         if found.format != "I32" or len(found.shape) != 2:
             raise ModelError(f"tensor {found.name!r} is {found.format}, expected a matrix of I32")
         return found.data.view(np.uint32).reshape(found.shape)
 
+    def group_of(self, piece: str, groups: int, depth: int) -> npt.NDArray[np.int64] | None:
+        """The group of each column, None where there is no such piece or groups are neighbours."""
+        order = self.optional(piece)
+        if order is None:
+            return None
+        if order.format != "I32":
+            raise ValueError(f"{piece} is {order.format}, expected I32")
+        found = order.data.view(np.int32).astype(np.int64)
+        if found.shape != (depth,) or found.min() < 0 or found.max() >= groups:
+            raise ValueError(f"{piece} does not name {groups} groups of {depth} columns")
+        plain = np.arange(depth) // -(-depth // groups)
+        return None if (found == plain).all() else found
 
-def floats(tensor: Tensor) -> F32:
-    """Values of a float tensor, FP8 included."""
+
+def floats(tensor: Tensor, *part: slice) -> F32:
+    """Values of a float tensor, FP8 included, or of a part of it."""
     if tensor.format == "F8_E4M3":
-        return _E4M3[tensor.data].reshape(tensor.shape)
+        return np.take(_E4M3, tensor.data.reshape(tensor.shape)[part])
     if tensor.format not in ("F32", "F16", "BF16"):
         raise ModelError(f"tensor {tensor.name!r} is {tensor.format}, expected floats")
-    return dequantize(tensor)
+    if tensor.format == "BF16":
+        halves = tensor.data.view(np.uint16).reshape(tensor.shape)[part]
+        return (halves.astype(np.uint32) << 16).view(np.float32)
+    item = np.float32 if tensor.format == "F32" else np.float16
+    return tensor.data.view(item).reshape(tensor.shape)[part].astype(np.float32)
 
 
 def _e4m3() -> F32:
@@ -122,11 +143,45 @@ def _e4m3() -> F32:
 _E4M3 = _e4m3()
 
 
-def _along_columns(words: npt.NDArray[np.uint32], bits: int) -> I16:
-    """[R, C] words -> [R, C * 32 / bits] codes, lowest bits first."""
+def _along_columns(words: Words, bits: int, order: npt.NDArray[np.int64] | None = None) -> I16:
+    """[R, C] words -> [R, C * 32 / bits] codes, lowest bits first; or code i of a word is the one
+    at place order[i]."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    if order is not None:
+        shifts = shifts[order]
     codes = (words[:, :, None] >> shifts & ((1 << bits) - 1)).astype(np.int16)
     return codes.reshape(len(words), -1)
+
+
+def _rows_of(
+    words: Words, bits: int, order: npt.NDArray[np.int64] | None = None, add: int = 0
+) -> Callable[[int, int], I16]:
+    """Codes of a [C, N] table that is packed along N, as rows of its transpose, plus `add`."""
+    each = 32 // bits
+
+    def rows(start: int, stop: int) -> I16:
+        part = words[:, start // each : -(-stop // each)]
+        return _along_columns(part, bits, order).T[: stop - start] + np.int16(add)
+
+    return rows
+
+
+def _same(value: int, groups: int) -> Callable[[int, int], I16]:
+    """One zero point for all."""
+    return lambda start, stop: np.full((stop - start, groups), value, np.int16)
+
+
+def _agree(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Raises ValueError where a piece is smaller than the weight needs."""
+    if len(found) != len(wanted) or any(a < b for a, b in zip(found, wanted, strict=True)):
+        raise ValueError(f"{what} is {list(found)}, expected {list(wanted)}")
+
+
+def _matrix(tensor: Tensor) -> tuple[int, int]:
+    """The shape of a table of scales. Raises ValueError where it is none."""
+    if len(tensor.shape) != 2 or 0 in tensor.shape:
+        raise ValueError(f"{tensor.name} is {list(tensor.shape)}, expected a matrix")
+    return tensor.shape[0], tensor.shape[1]
 
 
 def _gptq(fields: Fields, tensors: Tensors) -> Unpacked:
@@ -147,18 +202,22 @@ def _gptq(fields: Fields, tensors: Tensors) -> Unpacked:
     fields.finish()
 
     def whole(pieces: _Pieces) -> Tensor:
-        codes = _along_columns(pieces.words("qweight").T, bits)
-        scales = pieces.floats("scales").T
-        zeros = _along_columns(pieces.words("qzeros"), bits).T[: len(scales)] + np.int16(one)
-        order = pieces.optional("g_idx")
-        count, depth = scales.shape[1], codes.shape[1]
-        plain = np.arange(depth) // -(-depth // count)
-        group_of = plain if order is None else order.data.view(np.int32).astype(np.int64)
-        if group_of.shape != plain.shape or group_of.min() < 0 or group_of.max() >= count:
-            raise ValueError(f"g_idx does not name {count} groups of {depth} columns")
-        if (group_of != plain).any():  # activation order: groups are scattered over the columns
-            return blocks.as_half(pieces.name, codes, scales, zeros, group_of)
-        return blocks.from_codes(pieces.name, codes, np.ascontiguousarray(scales), zeros, bits)
+        words, zeros = pieces.words("qweight"), pieces.words("qzeros")
+        scales = pieces.tensor("scales")
+        groups, rows = _matrix(scales)
+        depth = words.shape[0] * 32 // bits
+        _agree("qweight", words.shape, (-(-groups * bits // 32), rows))
+        _agree("qzeros", zeros.shape, (groups, -(-rows * bits // 32)))
+        codes = Codes(
+            pieces.name, (rows, depth), bits, groups,
+            lambda start, stop: _along_columns(words[:, start:stop].T, bits),
+            lambda start, stop: floats(scales, slice(None), slice(start, stop)).T,
+            _rows_of(zeros[:groups], bits, add=one),
+            pieces.sources(),
+        )  # fmt: skip
+        # With activation order the groups are scattered over the columns.
+        group_of = pieces.group_of("g_idx", groups, depth)
+        return blocks.from_codes(replace(codes, group_of=group_of))
 
     return _each(tensors, ".qweight", whole)
 
@@ -172,17 +231,27 @@ def _awq(fields: Fields, tensors: Tensors) -> Unpacked:
         fields.raw(key, True)
     fields.finish()
 
-    def unpacked(words: npt.NDArray[np.uint32]) -> I16:
-        codes = _along_columns(words, 4).reshape(len(words), -1, 8)
-        return codes[:, :, np.argsort(_AWQ_ORDER)].reshape(len(words), -1)
+    order = np.argsort(_AWQ_ORDER)
 
     def whole(pieces: _Pieces) -> Tensor:
-        codes = unpacked(pieces.words("qweight")).T
-        scales = np.ascontiguousarray(pieces.floats("scales").T)
-        zeros = np.full(scales.shape, 8, np.int16)
+        words, scales = pieces.words("qweight"), pieces.tensor("scales")
+        groups, rows = _matrix(scales)
+        depth = words.shape[0]
+        _agree("qweight", words.shape, (groups, -(-rows // 8)))
+        zeros = _same(8, groups)
         if pieces.optional("qzeros") is not None:
-            zeros = unpacked(pieces.words("qzeros")).T
-        return blocks.from_codes(pieces.name, np.ascontiguousarray(codes), scales, zeros, 4)
+            points = pieces.words("qzeros")
+            _agree("qzeros", points.shape, (groups, -(-rows // 8)))
+            zeros = _rows_of(points[:groups], 4, order)
+        return blocks.from_codes(
+            Codes(
+                pieces.name, (rows, depth), 4, groups,
+                _rows_of(words, 4, order),
+                lambda start, stop: floats(scales, slice(None), slice(start, stop)).T,
+                zeros,
+                pieces.sources(),
+            )
+        )  # fmt: skip
 
     return _each(tensors, ".qweight", whole)
 
@@ -200,20 +269,28 @@ def _compressed(fields: Fields, tensors: Tensors) -> Unpacked:
     fields.finish()
 
     def packed(pieces: _Pieces) -> Tensor:
-        codes = _along_columns(pieces.words("weight_packed"), bits)
-        depth = codes.shape[1]
+        words, scales = pieces.words("weight_packed"), pieces.tensor("weight_scale")
+        rows, groups = _matrix(scales)
+        depth = words.shape[1] * 32 // bits
         if (shape := pieces.optional("weight_shape")) is not None:
             depth = int(shape.data.view(np.int64 if shape.format == "I64" else np.int32)[1])
-        codes = codes[:, :depth]
-        scales = pieces.floats("weight_scale")
-        zeros = np.full(scales.shape, 1 << bits - 1, np.int16)
+        _agree("weight_packed", words.shape, (rows, -(-max(depth, groups) * bits // 32)))
+        zeros = _same(1 << bits - 1, groups)
         if pieces.optional("weight_zero_point") is not None:
-            points = np.ascontiguousarray(pieces.words("weight_zero_point").T)
-            zeros = _along_columns(points, bits).T[: len(codes)]
-        if (order := pieces.optional("weight_g_idx")) is not None:
-            group_of = order.data.view(np.int32).astype(np.int64)
-            return blocks.as_half(pieces.name, codes, scales, zeros, group_of)
-        return blocks.from_codes(pieces.name, np.ascontiguousarray(codes), scales, zeros, bits)
+            points = pieces.words("weight_zero_point")
+            _agree("weight_zero_point", points.shape, (-(-rows * bits // 32), groups))
+            zeros = _rows_of(points.T[:groups], bits)
+        group_of = pieces.group_of("weight_g_idx", groups, depth)
+        return blocks.from_codes(
+            Codes(
+                pieces.name, (rows, depth), bits, groups,
+                lambda start, stop: _along_columns(words[start:stop], bits)[:, :depth],
+                lambda start, stop: floats(scales, slice(start, stop)),
+                zeros,
+                pieces.sources(),
+                group_of,
+            )
+        )  # fmt: skip
 
     made, used = _each(tensors, ".weight_packed", packed)
     whole, also = _scaled(tensors, "weight_scale", used)
@@ -255,27 +332,47 @@ def _scaled(
     """Weights of 8 bits (I8 or FP8) with scales for a tensor, rows, groups, or 2-d blocks."""
 
     def whole(pieces: _Pieces) -> Tensor:
-        weight = pieces.tensor("weight")
-        rows, depth = weight.shape
-        scales = pieces.floats(piece)
-        scales = scales.reshape(1, 1) if scales.size == 1 else scales.reshape(len(scales), -1)
-        if block and scales.size > 1:
-            if scales.shape != (-(-rows // block[0]), -(-depth // block[1])):
-                raise ValueError(f"{list(scales.shape)} scales for blocks of {list(block)}")
-            scales = np.repeat(np.repeat(scales, block[0], axis=0), block[1], axis=1)
-            scales = scales[:rows, :depth]
-        elif len(scales) == 1:
-            scales = np.repeat(scales, rows, axis=0)
+        weight, scale = pieces.tensor("weight"), pieces.tensor(piece)
+        rows, depth = _matrix(weight)
+        values = floats(scale)
+        values = values.reshape(1, 1) if values.size == 1 else values.reshape(len(values), -1)
+        high, wide = (1, -(-depth // max(values.shape[1], 1)))
+        if block and values.size > 1:
+            high, wide = block
+        if (block and values.size > 1) or len(values) > 1:
+            fits = values.shape == (-(-rows // high), -(-depth // wide))
+        else:
+            fits = values.shape[1] >= 1
+        if not fits or (not block and depth % values.shape[1]):
+            raise ValueError(f"{list(values.shape)} scales for {[rows, depth]} values")
+
+        def scales(start: int, stop: int) -> F32:
+            if len(values) == 1:
+                return np.repeat(values, stop - start, axis=0)
+            return values[np.arange(start, stop) // high]
+
         if weight.format == "I8":
-            codes = weight.data.view(np.int8).reshape(rows, depth).astype(np.int16) + np.int16(128)
-            zeros = np.full(scales.shape, 128, np.int16)
-            return blocks.from_codes(pieces.name, codes, scales, zeros, 8)
+            codes = weight.data.view(np.int8).reshape(rows, depth)
+            return blocks.from_codes(
+                Codes(
+                    pieces.name, (rows, depth), 8, values.shape[1],
+                    lambda start, stop: codes[start:stop].astype(np.int16) + np.int16(128),
+                    scales,
+                    _same(128, values.shape[1]),
+                    pieces.sources(),
+                    np.arange(depth) // wide if depth % wide else None,
+                )
+            )  # fmt: skip
         if weight.format != "F8_E4M3":
             raise ModelError(f"tensor {weight.name!r} is {weight.format}, expected I8 or F8_E4M3")
+
         # No block format holds 8-bit floats; float16 keeps their 4 significant bits times the
         # scale to 11 bits.
-        grouped = floats(weight).reshape(rows, scales.shape[1], -1) * scales[:, :, None]
-        return blocks.tensor(pieces.name, "F16", weight.shape, grouped.astype(np.float16))
+        def halves(start: int, stop: int) -> U8:
+            each = np.repeat(scales(start, stop), wide, axis=1)[:, :depth]
+            return blocks.half_bytes(floats(weight, slice(start, stop)) * each)
+
+        return recipe(pieces.name, "F16", (rows, depth), 2 * depth, halves, pieces.sources())
 
     rest = {name: one for name, one in tensors.items() if name not in done}
     return _each(rest, f".{piece}", whole)

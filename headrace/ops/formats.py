@@ -52,6 +52,7 @@ class Format:
 def dequantize(tensor: Tensor) -> F32:
     """The values of a tensor, float32 of `tensor.shape`. Raises KeyError for an unknown format."""
     form = FORMATS[tensor.format]
+    tensor = tensor.whole()
     if form.name == "F32":
         return tensor.data.view(np.float32).reshape(tensor.shape)
     blocks = tensor.data.reshape(-1, form.block_bytes)

@@ -334,6 +334,7 @@ class NullBackend:
         weights: Mapping[str, Weight],
         layout: KVLayout,
         limits: Limits,
+        progress: spec.LoadProgress | None = None,
     ) -> "NullExecutable":
         """See `spec.Backend`. weights may be empty."""
         return NullExecutable(layout, limits)

@@ -46,6 +46,7 @@ class ReferenceBackend:
         weights: Mapping[str, Weight],
         layout: KVLayout,
         limits: Limits,
+        progress: spec.LoadProgress | None = None,
     ) -> "ReferenceExecutable":
         """See `spec.Backend`."""
         require(self, program, weights)

@@ -15,7 +15,7 @@ Shapes in the op docstrings: `[T, n]` is a token buffer of width n, `[R, n]` a l
 Weights are named; a weight is a matrix `[N, K]` (out features, in features) or a vector `[N]`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol
 
@@ -417,6 +417,10 @@ class Executable(Protocol):
         """Free pages, weights and threads. Idempotent."""
 
 
+LoadProgress = Callable[[int, int], None]
+"""Called while weights are packed, with (bytes done, bytes in all)."""
+
+
 class Backend(Protocol):
     """A way to execute programs. `level` is the instruction level or device in use."""
 
@@ -432,10 +436,12 @@ class Backend(Protocol):
         weights: Mapping[str, Weight],
         layout: KVLayout,
         limits: Limits,
+        progress: LoadProgress | None = None,
     ) -> Executable:
         """Pack the weights, allocate pages and workspace.
 
-        Raises KernelError naming every op that is declined, before anything is allocated.
+        Weights with a recipe are made one at a time, so that memory peaks at the plan and about one
+        weight. Raises KernelError naming every op that is declined, before anything is allocated.
         """
 
     def memory(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from headrace.models import blocks
 from headrace.models.load import without_data
 from headrace.models.quantized import _E4M3, unpack
 from headrace.ops.backends import open_backend
+from headrace.ops.batch import Limits
 from headrace.ops.formats import dequantize
 from headrace.ops.weights import Tensor
 from tests.models.convert import hf_tensors
-from tests.models.forward import logits
+from tests.models.forward import cpu_levels, layout_of, logits
 from tests.models.test_parity import FAMILIES
 
 N, K = 48, 128
@@ -265,3 +267,89 @@ def test_quantization_of_a_checkpoint(tmp_path: Path) -> None:
     assert model.notes == ("float matrices are quantized to Q4_1 while loading",)
     with pytest.raises(ConfigError, match="quantization: 'int2' is not supported"):
         open_checkpoint(str(tmp_path), quantization="int2")
+
+
+def test_half_bytes_round_as_numpy_does() -> None:
+    """Every class of float32: normal, subnormal and infinite as float16, NaN, ties."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, np.uint64).astype(np.uint32)
+    ties = np.arange(0, 0x7C00, 7, np.uint16).view(np.float16).astype(np.float32)
+    ties = (ties.view(np.uint32) + 0x1000).view(np.float32)
+    for values in (bits.view(np.float32), ties, -ties, np.zeros(4, np.float32)):
+        with np.errstate(all="ignore"):
+            expected = values[None].astype(np.float16)
+            made = blocks.half_bytes(values[None]).view(np.float16)
+        np.testing.assert_array_equal(made.view(np.uint16), expected.view(np.uint16))
+
+
+def gptq_folder(folder: Path, layers: int) -> tuple[dict[str, Any], int]:
+    """A Llama of GPTQ linears; returns what it holds, and the values of its largest weight."""
+    rng = np.random.default_rng(0)
+    hidden, ffn, vocabulary = 256, 1024, 64
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (hidden, hidden),
+        "self_attn.v_proj": (hidden, hidden), "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (ffn, hidden), "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+    }  # fmt: skip
+    stored: dict[str, Any] = {
+        "model.embed_tokens.weight": rng.standard_normal((vocabulary, hidden)).astype(np.float16),
+        "model.norm.weight": np.ones(hidden, np.float32),
+    }
+    for layer in range(layers):
+        for name, (rows, depth) in shapes.items():
+            stem = f"model.layers.{layer}.{name}"
+            stored[f"{stem}.qweight"] = pack(rng.integers(0, 16, (rows, depth)), 4).T.copy()
+            stored[f"{stem}.qzeros"] = pack(rng.integers(0, 16, (depth // 64, rows)), 4)
+            scales = rng.uniform(1e-3, 1e-2, (depth // 64, rows))
+            stored[f"{stem}.scales"] = scales.astype(np.float16)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            stored[f"model.layers.{layer}.{name}.weight"] = np.ones(hidden, np.float32)
+    save_file(stored, folder / "model.safetensors")
+    config = {
+        "model_type": "llama", "hidden_size": hidden, "intermediate_size": ffn,
+        "rms_norm_eps": 1e-5, "num_attention_heads": 4, "num_hidden_layers": layers,
+        "vocab_size": vocabulary, "max_position_embeddings": 64, "tie_word_embeddings": True,
+        "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 64},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return stored, 2 * ffn * hidden
+
+
+@pytest.mark.skipif(not cpu_levels(), reason="the CPU back-end is not built")
+def test_loading_holds_one_converted_weight_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, largest = gptq_folder(tmp_path, 3)
+    made: list[weakref.ref[Any]] = []
+    whole = Tensor.whole
+
+    def remembered(self: Tensor, workers: Any = None) -> Tensor:
+        found = whole(self, workers)
+        if self.recipe is not None:
+            made.append(weakref.ref(found.data.base))
+        return found
+
+    monkeypatch.setattr(Tensor, "whole", remembered)
+    model = open_checkpoint(str(tmp_path)).model(32)
+    codes = sum(array.nbytes for name, array in stored.items() if "qweight" in name)
+    assert sum(weight.nbytes for weight in model.weights.values()) > codes
+    assert made == []  # nothing is converted yet, though all is counted
+    limits = Limits(
+        max_tokens=8, max_slices=1, max_logits=1, max_samples=1, slots=1, max_blocks=2,
+        num_pages=2, max_positions=32, vocabulary=64, threads=2,
+    )  # fmt: skip
+    held: list[int] = []
+    seen: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, total))
+        alive = [array for one in made if (array := one()) is not None]
+        held.append(sum(array.nbytes for array in alive))
+
+    open_backend("cpu").load(
+        model.program, model.weights, layout_of(model), limits, progress
+    ).close()
+    assert len(made) == 3 * 7
+    assert max(held) == largest * 24 // 32  # gate and up, the widest weight
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]

@@ -61,10 +61,11 @@ class CpuBackend:
         weights: Mapping[str, Weight],
         layout: KVLayout,
         limits: Limits,
+        progress: spec.LoadProgress | None = None,
     ) -> "CpuExecutable":
         """See `spec.Backend`."""
         require(self, program, weights)
-        return CpuExecutable(self.level, program, weights, layout, limits)
+        return CpuExecutable(self.level, program, weights, layout, limits, progress)
 
     def memory(
         self,
@@ -94,6 +95,7 @@ class CpuExecutable:
         weights: Mapping[str, Weight],
         layout: KVLayout,
         limits: Limits,
+        progress: spec.LoadProgress | None = None,
     ) -> None:
         self.batch = RaggedBatch(limits, layout.table_rows)
         self.level = level
@@ -102,7 +104,7 @@ class CpuExecutable:
         self._pool: _native.Pool | None = _native.Pool(max(1, limits.threads), [])
         sizes = plan(level, program, weights, layout, limits)
         self._memory: Memory | None = Memory(sizes, self._pool)
-        self._native = build(level, program, weights, layout, limits, sizes, self._memory)
+        self._native = build(level, program, weights, layout, limits, sizes, self._memory, progress)
         self._native.bind(self._pool, self._memory.scratch)
         self._kept = kept(program)
         self._offsets = sizes.placed.offsets

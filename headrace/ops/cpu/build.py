@@ -4,8 +4,8 @@
 same over real memory. Both walk the ops by the same code, so the plan is what is held.
 """
 
-import mmap
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,8 @@ from headrace.ops.batch import F32, Limits
 from headrace.ops.cpu import _native
 from headrace.ops.cpu.workspace import Workspace, place, round_up
 from headrace.ops.formats import dequantize
-from headrace.ops.spec import KVLayout, Program
-from headrace.ops.weights import Tensor, Weight
+from headrace.ops.spec import KVLayout, LoadProgress, Program
+from headrace.ops.weights import Weight
 
 _PAGE = 4096
 _POPULATE = 8 << 20  # bytes made resident at a time: a few milliseconds
@@ -144,10 +144,10 @@ def build(
     limits: Limits,
     sizes: Sizes,
     memory: Memory,
+    progress: LoadProgress | None = None,
 ) -> Any:
     """Fill the weight memory and record the instructions over it."""
-    for name, offset in sizes.matrices.items():
-        sizes.packed[name].pack(memory.weights + offset, memory.pool)
+    sizes = replace(sizes, packed=_packed(weights, limits, sizes, memory, progress))
     for name, offset in sizes.vectors.items():
         memory.write(offset, vector(weights[name]))
     for (name, scale), table in sizes.tables.items():
@@ -156,6 +156,35 @@ def build(
         memory.write(table.cos, (np.cos(angles).astype(np.float32) * np.float32(scale)))
         memory.write(table.sin, (np.sin(angles).astype(np.float32) * np.float32(scale)))
     return _record(level, program, layout, limits, sizes, memory)
+
+
+def _packed(
+    weights: Mapping[str, Weight],
+    limits: Limits,
+    sizes: Sizes,
+    memory: Memory,
+    progress: LoadProgress | None,
+) -> dict[str, Any]:
+    """The matrices in their places. Those with a recipe are made one at a time, by rows on all
+    threads (numpy lets go of the interpreter's lock), and dropped once packed."""
+    packed: dict[str, Any] = {}
+    total = sum(weights[name].nbytes for name in sizes.matrices)
+    done = 0
+    with ThreadPoolExecutor(max(1, limits.threads)) as workers:
+        for name, offset in sizes.matrices.items():
+            weight, native = weights[name], sizes.packed[name]
+            recipes = [part for part in weight.parts if part.recipe]
+            if recipes:
+                parts = tuple(part.whole(workers) for part in weight.parts)
+                native = _native_weight(replace(weight, parts=parts))
+            native.pack(memory.weights + offset, memory.pool)
+            packed[name] = native
+            for part in recipes:
+                part.release()
+            done += weight.nbytes
+            if progress is not None:
+                progress(done, total)
+    return packed
 
 
 def vector(weight: Weight) -> F32:
@@ -188,19 +217,18 @@ def _vector_names(op: spec.Op) -> list[str]:
 
 
 def _native_weight(weight: Weight) -> Any:
+    """The native form of a weight; without addresses, for planning, where it is yet to be made."""
     parts = [
-        (part.format, part.shape[0], part.data.ctypes.data, _mapped(part)) for part in weight.parts
+        (
+            part.format,
+            part.shape[0],
+            0 if part.recipe else part.data.ctypes.data,
+            part.mapping() is not None,
+        )
+        for part in weight.parts
     ]
     order = [] if weight.row_order is None else [int(row) for row in weight.row_order]
     return _native.Weight(parts, order, weight.shape[1])
-
-
-def _mapped(tensor: Tensor) -> bool:
-    """Whether the bytes are a read-only view of a mapped file, whose pages may be dropped."""
-    base: Any = tensor.data
-    while base is not None and not isinstance(base, mmap.mmap):
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return base is not None and not tensor.data.flags.writeable
 
 
 def _shared_bytes(native: Any, program: Program, limits: Limits) -> int:
