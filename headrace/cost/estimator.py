@@ -10,14 +10,16 @@ from headrace.cost.fit import ErrorWindow, FitSettings, WindowFit
 from headrace.cost.roofline import TERMS, Amounts, StepModel
 
 _FIRST = (1, 2, 4, 8)
+_MOST_STEPS = 256
 
 
 class StepEstimator(Estimator):
     """Predicts the seconds of a plan and learns from what steps took.
 
     `seconds` uses coefficients that change only after the 1st, 2nd, 4th and 8th observation and
-    then every `refit_every` seconds of steps, when `version` goes up: they steer the scheduler, so
-    a trace must be able to record each change, and a fit must cost little beside the steps.
+    then every `refit_every` seconds of steps (or 256 of them), when `version` goes up: they steer
+    the scheduler, so a trace must be able to record each change, and a fit must cost little beside
+    the steps.
     """
 
     def __init__(
@@ -69,7 +71,8 @@ class StepEstimator(Estimator):
             return
         self._fit.update(terms, seconds, amounts.tokens.bit_length())
         self._since += seconds
-        if self._since >= self._refit_every or self._fit.observations in _FIRST:
+        count = self._fit.observations
+        if self._since >= self._refit_every or count in _FIRST or count % _MOST_STEPS == 0:
             self._since = 0.0
             self.coefficients = self._fit.refit()
             self.version += 1

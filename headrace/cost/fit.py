@@ -6,13 +6,14 @@ short and long steps weigh alike, and so predictions add up to what was measured
 published, p / y - 1, would be smallest for predictions that are too short, since noise only ever
 adds). Robust by reweighting (Huber 1964; Holland and Welsch 1977): a page fault or a stolen core
 must not move the model, but when every step disagrees the model is wrong, not the steps, and it
-moves at once. A ridge towards the coefficients so far keeps what memory says nothing about; it stiffens with
-the noise, lest small terms (attention over short contexts) chase it. No coefficient is negative.
+moves at once. A ridge towards the coefficients so far keeps what memory says nothing about; it
+stiffens with the noise, lest small terms (attention over short contexts) chase it. No coefficient
+is negative.
 
 What is remembered is balanced: each kind of step (a size class) has a memory of its own, so that
 a quiet minute of single rows doesn't push out what large steps cost. A kind that is full takes in
 its steps as sums of some time each, which spans seconds of a noisy machine with few entries; and
-entries lose weight with age, in busy seconds.
+entries lose weight as later ones come.
 """
 
 from collections import deque
@@ -32,15 +33,16 @@ _MOST_NOISE = 0.2
 @dataclass(frozen=True)
 class FitSettings:
     """memory: entries of each kind that the fit looks back on; kinds: how many there are. spell:
-    seconds of steps that make one entry, once a kind is full. half_life: busy seconds in which an
-    entry loses half its weight. ridge: entries, each off by the usual (median) error, that weigh as
-    much as a change of a coefficient by 1. huber: multiples of the usual error past which an entry
-    is weighed down. passes: rounds of reweighting. window: steps over which error is published."""
+    seconds of steps that make one entry, once a kind is full. half_life: later entries, of all
+    kinds, that halve the weight of one. ridge: entries, each off by the usual (median) error, that
+    weigh as much as a change of a coefficient by 1. huber: multiples of the usual error past which
+    an entry is weighed down. passes: rounds of reweighting. window: steps over which error is
+    published."""
 
     memory: int = 64
     kinds: int = 12
     spell: float = 0.1
-    half_life: float = 20.0
+    half_life: float = 200.0
     ridge: float = 100.0
     huber: float = 2.5
     passes: int = 4
@@ -57,10 +59,10 @@ class WindowFit:
         self._settings = settings = settings or FitSettings()
         self.theta: F64 = np.array(start, np.float64)
         self.observations = 0
-        self._busy = 0.0
-        # Rows (terms..., seconds, busy seconds when it was entered), by kind.
+        # Rows (terms..., seconds, number), by kind.
         self._entries: F64 = np.zeros((settings.kinds, settings.memory, len(start) + 2))
         self._taken = [0] * settings.kinds
+        self._number = 0
         self._sums = [[0.0] * (len(start) + 1) for _ in range(settings.kinds)]
 
     def update(self, terms: Sequence[float], seconds: float, kind: int = 0) -> None:
@@ -68,15 +70,15 @@ class WindowFit:
         settings = self._settings
         kind = min(kind, settings.kinds - 1)
         self.observations += 1
-        self._busy += seconds
         sums, taken = self._sums[kind], self._taken[kind]
         for index, value in enumerate(terms):
             sums[index] += value
         sums[-1] += seconds
         if taken >= settings.memory and sums[-1] < settings.spell:
             return
-        self._entries[kind, taken % settings.memory] = (*sums, self._busy)
+        self._entries[kind, taken % settings.memory] = (*sums, self._number)
         self._taken[kind] = taken + 1
+        self._number += 1
         self._sums[kind] = [0.0] * len(sums)
 
     def refit(self) -> tuple[float, ...]:
@@ -89,7 +91,7 @@ class WindowFit:
             ]
         )
         terms, seconds = entries[:, :-2], entries[:, -2]
-        age = 0.5 ** ((self._busy - entries[:, -1]) / settings.half_life)
+        age = 0.5 ** ((self._number - entries[:, -1]) / settings.half_life)
         weight, predicted, usual = age, seconds, 1e-3
         for _ in range(settings.passes):
             steps, wanted = terms / predicted[:, None], seconds / predicted
