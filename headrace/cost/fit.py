@@ -45,7 +45,7 @@ class FitSettings:
     half_life: float = 200.0
     ridge: float = 100.0
     huber: float = 2.5
-    passes: int = 4
+    passes: int = 3
     window: int = 512
 
 

@@ -370,4 +370,4 @@ def _model(sums: _Sums, device: Device, imbalance: float) -> StepModel:
         device.bandwidth_share,
     )  # fmt: skip
     one = model.seconds([0], [1]) - device.step_overhead
-    return replace(model, unit=max(one, 1e-9))
+    return replace(model, unit=max(one, device.step_overhead, 1e-9))
