@@ -184,6 +184,8 @@ def show(console: Console, found: Answer, helps: list[Gain], checked: Verified |
             console.print(f"  {spread}: {reason}")
     else:
         console.print(_choices_table(found))
+        for reason, some in _grouped(found.misses).items():
+            console.print(f"  {reason}: {', '.join(some)}", style="dim")
         _show_best(console, found, best, checked)
     table = RichTable("what would help", "cost", box=None, padding=(0, 3, 0, 0))
     for gain in helps[:6]:
@@ -193,6 +195,15 @@ def show(console: Console, found: Answer, helps: list[Gain], checked: Verified |
             table.add_row(gain.change, f"{gain.ratio - 1:+.0%}")
     if table.row_count:
         console.print(table)
+
+
+def _grouped(misses: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
+    """Spreads that are no choice, by what is wrong with them in a few words."""
+    groups: dict[str, list[str]] = {}
+    for spread, reason in misses:
+        short = reason if "promise" in reason else "does not fit"
+        groups.setdefault(short, []).append(spread)
+    return groups
 
 
 def _choices_table(found: Answer) -> RichTable:
@@ -207,7 +218,7 @@ def _choices_table(found: Answer) -> RichTable:
             describe(choice.replica.model.ranks), str(choice.replicas), f"{at.batch}/{at.chunk}",
             f"{at.tpot * 1e3:.1f}/{at.ttft * 1e3:.0f}", f"{at.requests:.3g}",
             f"{choice.per_hour:.2f}" if choice.per_hour else "-",
-            " / ".join(f"{price:.3f}" for price in prices) if choice.per_hour else "-",
+            "/".join(f"{price:.2g}" for price in prices) if choice.per_hour else "-",
         )  # fmt: skip
     return table
 
@@ -239,5 +250,7 @@ def _show_best(console: Console, found: Answer, best: Choice, checked: Verified 
                 f"TTFT p90 {r.ttft['p90'] * 1e3:.0f} ms, TPOT p50 {r.tpot['p50'] * 1e3:.1f} ms",
             )
         )
+    table = RichTable.grid(padding=(0, 2))
     for name, text in lines:
-        console.print(f"  {name:<20} {text}")
+        table.add_row(f"  {name}", text)
+    console.print(table)

@@ -95,10 +95,14 @@ class Replica:
 
 
 def place(
-    model: PricedModel, device: Device, link: Link | None, traffic: Traffic
+    model: PricedModel,
+    device: Device,
+    link: Link | None,
+    traffic: Traffic,
+    wide: Link | None = None,
 ) -> Replica | None:
     """One replica of `model` (as spread by its ranks), or None where it does not fit the devices
-    with room for one longest request."""
+    with room for one longest request. link, wide: see `compile_model`."""
     devices = model.ranks.tensor * model.ranks.expert
     longest = traffic.longest or round(traffic.prompt + traffic.output)
     room = device.memory * MEMORY_SHARE - model.rank_bytes - workspace_bytes(model)
@@ -106,7 +110,7 @@ def place(
     if room < one:
         return None
     mean = model.kv_bytes(round(traffic.prompt + traffic.output))
-    steps = model.on(device, link if devices > 1 else None)
+    steps = model.on(device, link if devices > 1 else None, wide=wide)
     return Replica(model, device, steps, devices, room, int(room // max(mean, 1.0)))
 
 
@@ -159,15 +163,19 @@ def _shares(
 ) -> dict[str, float]:
     """What a mean step's time goes to."""
     start = replica.steps.start()
-    fixed, weights, _, attention, logits, _ = (s * t for s, t in zip(start, terms, strict=True))
+    fixed, weights, hidden, attention, cache, logits = (
+        s * t for s, t in zip(start, terms, strict=True)
+    )
     rows = batch * (1.0 + traffic.computed / traffic.output)
     wire = replica.steps.wire.step + replica.steps.wire.token * rows
     compute = (replica.steps.linear_compute.token * rows) >= replica.steps.linear_bytes.step
-    total = fixed + weights + attention + logits
+    total = fixed + weights + hidden + attention + cache + logits
     names = {
         "fixed overhead": fixed,
-        "linear layers, compute" if compute else "linear layers, weight bytes": weights - wire,
-        "attention and KV": attention,
+        "linear layers, compute" if compute else "linear layers, weight bytes": weights
+        + hidden
+        - wire,
+        "attention and KV": attention + cache,
         "logits": logits,
         "between devices": wire,
     }

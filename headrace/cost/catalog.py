@@ -82,11 +82,18 @@ class PricedModel:
         pages = sum(group.pages_per_block for group in full)
         return pages * self.layout.page_bytes / self.layout.block_size
 
-    def on(self, device: Device, link: Link | None = None, imbalance: float = 1.0) -> StepModel:
+    def on(
+        self,
+        device: Device,
+        link: Link | None = None,
+        imbalance: float = 1.0,
+        wide: Link | None = None,
+    ) -> StepModel:
         """The program priced on a device; on this machine with what engines found out."""
         model = compile_model(
-            self.program, self.layout, self.weight_bytes, device, self.formats, link, imbalance
-        )
+            self.program, self.layout, self.weight_bytes, device, self.formats, link, imbalance,
+            wide,
+        )  # fmt: skip
         return recall(model) if device.measured else model
 
 

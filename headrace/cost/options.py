@@ -46,29 +46,40 @@ class Answer:
 
 
 def spreads(device: Device) -> list[Ranks]:
-    """Ways to spread a model over the devices of one node, and experts over up to 4 nodes."""
-    tensor = [Ranks(tensor=1 << i) for i in range(4) if 1 << i <= device.node]
-    expert = [Ranks(expert=1 << i) for i in range(1, 6) if 1 << i <= device.node * 4]
-    return tensor + (expert if device.kind == "gpu" else [])
+    """Ways to spread a model: every matrix over the devices of one node, experts over up to 4
+    nodes."""
+    most = device.node * (4 if device.kind == "gpu" else 1)
+    return [
+        Ranks(1 << tensor, 1 << expert)
+        for expert in range(6 if device.kind == "gpu" else 1)
+        for tensor in range(4)
+        if 1 << tensor <= device.node and 1 << tensor + expert <= most
+    ]
 
 
 def describe(ranks: Ranks) -> str:
-    """TP4, EP16, or one device."""
-    if ranks.tensor > 1:
-        return f"TP{ranks.tensor}"
-    return f"EP{ranks.expert}" if ranks.expert > 1 else "1 device"
+    """TP4, EP16, TP8 x EP2, or one device."""
+    parts = [f"TP{ranks.tensor}"] * (ranks.tensor > 1) + [f"EP{ranks.expert}"] * (ranks.expert > 1)
+    return " x ".join(parts) or "1 device"
 
 
-def answer(question: Question) -> Answer:
+Models = dict[tuple[str, Precision, Ranks], PricedModel]
+"""Models that were declared already: they take longer than anything else here."""
+
+
+def answer(question: Question, models: Models | None = None) -> Answer:
     """Try every spread. Raises ConfigError or ModelError for a model that cannot be read, and
-    MemoryPlanError, with the numbers, when it fits no spread."""
+    MemoryPlanError, with the numbers, when it fits no spread. models: filled and used again."""
+    models = {} if models is None else models
     choices: list[Choice] = []
     misses: list[tuple[str, str]] = []
     smallest: PricedModel | None = None
     fits = False
     for ranks in [question.ranks] if question.ranks else spreads(question.device):
         try:
-            model = find_model(question.model, question.precision, ranks)
+            key = (question.model, question.precision, ranks)
+            model = models.get(key) or find_model(*key)
+            models[key] = model
         except (ModelError, ConfigError) as error:
             if ranks == Ranks() or question.ranks:
                 raise
@@ -78,8 +89,9 @@ def answer(question: Question) -> Answer:
         if smallest is None or model.rank_bytes < smallest.rank_bytes:
             smallest = model
         devices = ranks.tensor * ranks.expert
-        link = find_link(question.device.link if devices <= question.device.node else "ndr400")
-        replica = place(model, question.device, link, question.traffic)
+        link = find_link(question.device.link)
+        wide = None if devices <= question.device.node else find_link("ndr400")
+        replica = place(model, question.device, link, question.traffic, wide)
         if replica is None:
             misses.append((describe(ranks), _too_large(model, question)))
             continue
@@ -109,9 +121,10 @@ def gains(found: Answer) -> list[Gain]:
     question = found.question
     before = found.best
     results: list[Gain] = []
+    models: Models = {}
     for name, changed in _changes(question):
         try:
-            after = answer(changed).best
+            after = answer(changed, models).best
         except HeadraceError:
             continue
         if after is None:

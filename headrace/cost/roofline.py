@@ -305,11 +305,13 @@ def compile_model(
     formats: Mapping[str, Sequence[str]] | None = None,
     link: Link | None = None,
     imbalance: float = 1.0,
+    wide: Link | None = None,
 ) -> StepModel:
     """A program on a device.
 
     weight_bytes, formats: bytes and formats of each weight; without formats all are taken for
-    16-bit. link: between the ranks that collectives span. imbalance: busiest over mean expert.
+    16-bit. link: between the ranks that collectives span; wide: between those that exchange rows of
+    experts, where it is another one. imbalance: busiest over mean expert.
     """
     formats = formats or {}
     bandwidth = device.bytes_per_second()
@@ -321,6 +323,7 @@ def compile_model(
     for op in program.ops:
         name = _CLASSES.get(type(op), "rest")
         rate = device.rate(number)
+        way = wide if wide is not None and isinstance(op, spec.AllToAll) else link
         if isinstance(op, spec.Linear | spec.Experts | spec.Logits):
             weight = op.weight if not isinstance(op, spec.Experts) else op.gate_up
             rate = device.rate(number_of(formats.get(weight, ()), device))
@@ -334,10 +337,10 @@ def compile_model(
                 + (work.read + work.written) * buffer_share
             ) / bandwidth
             sums.add(name, basis, compute, moved)
-            if work.wire and link is not None:
-                sums.add("wire", basis, work.wire * buffer_share / link.bandwidth, 0.0)
-        if name == "wire" and link is not None:
-            sums.add("wire", null.STEP, link.latency, 0.0)
+            if work.wire and way is not None:
+                sums.add("wire", basis, work.wire * buffer_share / way.bandwidth, 0.0)
+        if name == "wire" and way is not None:
+            sums.add("wire", null.STEP, way.latency, 0.0)
     return _model(sums, device, imbalance)
 
 

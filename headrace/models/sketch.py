@@ -66,8 +66,9 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How a model is spread. tensor: ranks that share every matrix. expert: ranks that share out
-    whole experts, each with its own rows elsewhere."""
+    """How a model is spread. tensor: ranks that share every matrix. expert: groups of such ranks
+    that share out whole experts, each group with its own rows elsewhere; tensor x expert devices.
+    """
 
     tensor: int = 1
     expert: int = 1
@@ -208,8 +209,6 @@ def _check(a: Architecture, ranks: Ranks) -> None:
                 f"{a.name}: {a.experts.count} experts do not spread over {ranks.expert} ranks "
                 f"(at most {a.experts.count // a.experts.top_k})"
             )
-    if ranks.tensor > 1 and ranks.expert > 1:
-        raise ModelError("tensor and expert ranks cannot be combined in a plan")
 
 
 def _norm(build: ProgramBuilder, name: str, branch: Buffer | None, residual: Buffer) -> Buffer:

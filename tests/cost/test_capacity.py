@@ -16,8 +16,8 @@ from headrace.cost.capacity import (
 )
 from headrace.cost.catalog import Precision, find_model
 from headrace.cost.formulas.transfer import break_even_bandwidth
-from headrace.cost.hardware import find_device
-from headrace.cost.options import Question, answer, gains
+from headrace.cost.hardware import find_device, find_link
+from headrace.cost.options import Question, answer, describe, gains, spreads
 from headrace.errors import MemoryPlanError
 from headrace.models.sketch import Ranks
 
@@ -125,3 +125,31 @@ def test_break_even_is_the_formula_and_flips_there() -> None:
     for verdict in found.verdicts:
         assert verdict.pays == (verdict.bandwidth > found.bandwidth)
         assert verdict.share == pytest.approx(found.bandwidth / verdict.bandwidth)
+
+
+def test_tensor_and_expert_ranks_combine() -> None:
+    """DeepSeek-V3 in FP8 takes 16 devices of 80 GB: experts over two nodes, all else within one."""
+    both = find_model("deepseek-v3", ranks=Ranks(tensor=8, expert=2))
+    alone = find_model("deepseek-v3", ranks=Ranks(tensor=8))
+    kinds = {op.kind for op in both.program.ops}
+    assert {"all_reduce", "all_to_all"} <= kinds
+    assert alone.rank_bytes / 2 < both.rank_bytes < alone.rank_bytes * 0.6
+    near, far = find_link(H100.link), find_link("ndr400")
+    slow = both.on(H100, near, wide=far).wire
+    assert both.on(H100, near).wire.token < slow.token < both.on(H100, far).wire.token
+    found = answer(question(model="deepseek-v3", ranks=Ranks(8, 2), promise=Promise(tpot=0.1)))
+    assert found.best is not None
+    assert (found.best.replica.devices, describe(both.ranks)) == (16, "TP8 x EP2")
+    spreads_tried = {describe(ranks) for ranks in spreads(H100)}
+    assert {"1 device", "TP8", "EP32", "TP8 x EP4", "TP2 x EP8"} <= spreads_tried
+    assert all(ranks.tensor * ranks.expert <= 32 for ranks in spreads(H100))
+
+
+def test_the_shares_of_a_step_are_those_of_its_price(replica: Replica) -> None:
+    """On a device that hides nothing the shorter part of the linear layers counts too."""
+    summed = place(find_model("llama-3.1-8b"), replace(H100, overlap=0.0), None, TRAFFIC)
+    assert summed is not None
+    at, hidden = point(summed, TRAFFIC, 64, 512), point(replica, TRAFFIC, 64, 512)
+    linear = [sum(v for k, v in one.terms.items() if "linear" in k) for one in (at, hidden)]
+    assert linear[0] * at.tpot > 1.2 * linear[1] * hidden.tpot
+    assert at.terms["logits"] > 0.01
