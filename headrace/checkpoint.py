@@ -126,6 +126,13 @@ def open_configured(config: EngineConfig, progress: Progress | None = None) -> C
     checkpoint = open_checkpoint(config.model, progress, config.quantization)
     if window is None:
         return checkpoint
+    most = checkpoint.max_positions
+    if sinks + window > most:
+        raise ConfigError(
+            "attention_window",
+            f"{sinks} sinks and a window of {window} are more than the {most} positions that the "
+            "model was made for",
+        )
     note = f"attention sees the first {sinks} and the last {window} tokens, as asked"
     spec = streaming(checkpoint.spec, sinks, window)
     return replace(checkpoint, spec=spec, notes=(*checkpoint.notes, note))

@@ -22,8 +22,8 @@ class Attend final : public Instruction {
 
   size_t scratch_bytes() const override {
     const size_t queries = kMostQueries;
-    return sizeof(float) * queries * (2 * a_.kv.head_dim + dim_) +
-           sizeof(float) * kQueries * (kScoreStride + dim_) +
+    return sizeof(float) * queries * ((a_.has_near ? 3 : 2) * a_.kv.head_dim + dim_) +
+           sizeof(float) * kQueries * ((a_.has_near ? 2 : 1) * kScoreStride + dim_) +
            queries * (sizeof(Total) + sizeof(int32_t));
   }
 
@@ -57,6 +57,7 @@ class Attend final : public Instruction {
     float *packed, *dense;
     Total *total;
     int32_t *position;
+    float *near, *near_scores;  // as packed and scores, of the second query
   };
 
   // One slice of a piece: its queries [begin, begin + count), which are the piece's from `index`
@@ -75,6 +76,8 @@ class Attend final : public Instruction {
     r.dense = r.packed + kMostQueries * a_.kv.head_dim;
     r.total = reinterpret_cast<Total *>(r.dense + kMostQueries * a_.kv.head_dim);
     r.position = reinterpret_cast<int32_t *>(r.total + kMostQueries);
+    r.near = reinterpret_cast<float *>(r.position + kMostQueries);
+    r.near_scores = r.near + kMostQueries * a_.kv.head_dim;
     return r;
   }
 
@@ -104,9 +107,11 @@ class Attend final : public Instruction {
       const Member &m = member[i];
       for (int32_t q = 0; q < m.count; q++)
         room.position[m.index + q] = m.from + (m.begin + q) / cut_.group() - m.begin / cut_.group();
-      for (int32_t q = 0; q < m.count; q += kQueries)
-        pack(&m, m.begin + q, lesser(kQueries, m.count - q), head,
-             room.packed + (m.index + q) * a_.kv.head_dim);
+      for (int32_t q = 0; q < m.count; q += kQueries) {
+        const int32_t here = lesser(kQueries, m.count - q), at = (m.index + q) * a_.kv.head_dim;
+        pack(a_.q, m, m.begin + q, here, head, room.packed + at);
+        if (a_.near) pack(a_.near, m, m.begin + q, here, head, room.near + at);
+      }
       furthest = greater(furthest, m.to);
       nearest = lesser(nearest, m.to);
     }
@@ -116,8 +121,9 @@ class Attend final : public Instruction {
                    room.dense + q * a_.kv.head_dim);
     for (int32_t q = 0; q < queries; q++) room.total[q].sum = -1.0f;  // nothing merged yet
 
-    for (int32_t span = at.span; span < at.span_end && span * kSpan <= furthest; span++) {
-      const int32_t begin = span * kSpan;
+    for (int32_t span = at.span; span < at.span_end; span++) {
+      const int32_t begin = at.begin_of(span);
+      if (begin > furthest) break;
       if (count > 1 && begin + kSpan <= nearest + 1 && same_pages(member, count, begin)) {
         attend_member(member[0], begin, head, nearest, 0, queries, room.dense, room);
         continue;
@@ -145,10 +151,10 @@ class Attend final : public Instruction {
     return true;
   }
 
-  const float *query(const Member &m, int32_t q, int32_t head) const {
+  const float *query(const float *queries, const Member &m, int32_t q, int32_t head) const {
     const int32_t group = cut_.group();
     const size_t row = m.row + q / group;
-    return a_.q + (row * a_.heads + head * group + q % group) * a_.kv.head_dim;
+    return queries + (row * a_.heads + head * group + q % group) * a_.kv.head_dim;
   }
 
   float query_scale() const {
@@ -156,10 +162,11 @@ class Attend final : public Instruction {
   }
 
   // One register tile of a slice's queries.
-  void pack(const Member *m, int32_t first, int32_t count, int32_t head, float *out) const {
+  void pack(const float *queries, const Member &m, int32_t first, int32_t count, int32_t head,
+            float *out) const {
     const float scale = query_scale();
     for (int32_t i = 0; i < count; i++) {
-      const float *from = query(*m, first + i, head);
+      const float *from = query(queries, m, first + i, head);
       for (int32_t d = 0; d < a_.kv.head_dim; d++) out[d * count + i] = from[d] * scale;
     }
   }
@@ -169,7 +176,7 @@ class Attend final : public Instruction {
     const float scale = query_scale();
     for (int32_t i = 0; i < count; i++) {
       while (first + i >= m->index + m->count) m++;
-      const float *from = query(*m, first + i - m->index, head);
+      const float *from = query(a_.q, *m, first + i - m->index, head);
       for (int32_t d = 0; d < a_.kv.head_dim; d++) out[d * count + i] = from[d] * scale;
     }
   }
@@ -206,6 +213,7 @@ class Attend final : public Instruction {
     if (low >= high) return;
     const int32_t dim = a_.kv.head_dim;
     kernels.score[count - 1](packed, dim, tiles.k + low, high - low, room.scores + low * kTile);
+    if (a_.near) score_kept(kernels, tiles, begin, index, count, low, high, room);
     Total total[kQueries];
     const float cap = a_.softcap > 0 ? a_.softcap * kLog2E : 0.0f;
     for (int32_t i = 0; i < count; i++)
@@ -223,6 +231,19 @@ class Attend final : public Instruction {
         merge(sum, out, total[i], room.span_out + i * dim_, dim_);
       }
     }
+  }
+
+  // The scores of the span's kept-first tokens, which lead the list of tiles, by the second query.
+  void score_kept(const Kernels<T> &kernels, const Tiles<T> &tiles, int32_t begin, int32_t index,
+                  int32_t count, int32_t low, int32_t high, const Room &room) const {
+    const int32_t kept = lesser(a_.first - begin, high * kTile), from = low * kTile;
+    if (kept <= from) return;
+    const int32_t dim = a_.kv.head_dim;
+    kernels.score[count - 1](room.near + index * dim, dim, tiles.k + low,
+                             ceil_div(kept, kTile) - low, room.near_scores + from);
+    for (int32_t i = 0; i < count; i++)
+      std::memcpy(room.scores + i * kScoreStride + from,
+                  room.near_scores + i * kScoreStride + from, sizeof(float) * (kept - from));
   }
 
   // V times the weights of keys that all queries see, together; of the others, query by query: a

@@ -16,11 +16,19 @@ constexpr int kSplitQueries = 16;  // queries of a slice that may be split, at m
 constexpr int kBalanced = 8;  // equal pieces a thread that balance well
 constexpr int kMany = 64;  // (slice, kv head) pairs a thread from where on heads go together
 
+// The spans that a slice sees, numbered without those between its kept-first tokens and its window.
+struct Spans {
+  int32_t kept, gap;  // spans that hold kept-first tokens; spans left out behind them
+  int32_t begin_of(int32_t span) const { return (span < kept ? span : span + gap) * kSpan; }
+};
+
 // One piece: queries [begin, end) of a slice, or all of slices [slice, slice_end); kv heads [head,
 // head_end), spans [span, span_end). partial >= 0: index of its first partial result.
 struct Place {
   int32_t slice, slice_end, begin, end, head, head_end, span, span_end;
   int64_t partial;
+  Spans spans;
+  int32_t begin_of(int32_t number) const { return spans.begin_of(number); }
 };
 
 HR_INLINE int32_t padded_dim(const AttentionArgs &args) {
@@ -33,7 +41,12 @@ HR_INLINE int64_t partial_floats(const AttentionArgs &args) { return padded_dim(
 // Partials that the shared memory holds: those of the longest slices that one step can split.
 HR_INLINE int64_t partial_count(const AttentionArgs &args) {
   if (args.threads < 2) return 0;
-  const int64_t spans = (static_cast<int64_t>(args.max_positions) + kSpan - 1) / kSpan;
+  int64_t seen = args.max_positions;
+  if (args.window > 0) {
+    const int64_t most = int64_t{args.window} + args.first + kSplitQueries + 3 * kSpan;
+    seen = most < seen ? most : seen;
+  }
+  const int64_t spans = (seen + kSpan - 1) / kSpan;
   const int64_t wanted = int64_t{kBalanced} * args.threads * kSplitQueries * spans;
   const int64_t cap = (int64_t{32} << 20) / (4 * partial_floats(args));
   return wanted < cap ? wanted : cap;
@@ -59,19 +72,19 @@ class Cut {
       const int32_t together = split ? 1 : neighbours(step, slice, e, all, used);
       const int32_t tile = split || together > 1 ? e.queries : tile_queries(e);
       const int32_t tiles = ceil_div(e.queries, tile);
-      const int32_t parts = split ? e.spans() : 1;
+      const int32_t parts = split ? e.count : 1;
       const int32_t here = tiles * parts * heads;
       if (found && wanted < count + here) {
         const int32_t i = wanted - count, t = i % tiles, head = i / tiles % heads;
         const int32_t part = i / (tiles * heads);
         const int32_t end = together > 1 ? together * e.queries : lesser(e.queries, (t + 1) * tile);
-        int32_t last = e.span_end;
+        int32_t last = e.count;
         for (int32_t k = 1; k < together; k++)
-          last = greater(last, extent(step, slice + k).span_end);
+          last = greater(last, extent(step, slice + k).count);
         const int32_t head_end = all.fold ? a_.kv.kv_heads : head + 1;
         *found = {slice, slice + together, t * tile, end, head, head_end,
-                  split ? e.span + part : e.span, split ? e.span + part + 1 : last,
-                  split ? used + (int64_t{head} * parts + part) * e.queries : -1};
+                  split ? part : 0, split ? part + 1 : last,
+                  split ? used + (int64_t{head} * parts + part) * e.queries : -1, e.spans};
         return count;
       }
       count += here;
@@ -94,8 +107,8 @@ class Cut {
       if (!splits(e, all, used)) continue;
       if (found && wanted < count + heads) {
         const int32_t head = wanted - count;
-        *found = {slice, slice + 1, 0, e.queries, head, head + 1, e.span, e.span_end,
-                  used + int64_t{head} * e.spans() * e.queries};
+        *found = {slice, slice + 1, 0, e.queries, head, head + 1, 0, e.count,
+                  used + int64_t{head} * e.count * e.queries, e.spans};
         return count;
       }
       count += heads;
@@ -106,9 +119,9 @@ class Cut {
 
  private:
   struct Extent {
-    int32_t queries, context, span, span_end;
-    int32_t spans() const { return span_end - span; }
-    int64_t work() const { return int64_t{queries} * spans(); }
+    int32_t queries, context, count;  // count: spans
+    Spans spans;
+    int64_t work() const { return int64_t{queries} * count; }
   };
 
   // fold: a piece takes all kv heads of its slices. together: slices in a piece, at most. work: of
@@ -134,15 +147,17 @@ class Cut {
     const int32_t *row = step.batch->slice_row + slice;
     const int32_t from = step.batch->position[row[0]], rows = row[1] - row[0];
     const Visibility see{a_.window, a_.first};
-    const int32_t span = a_.first > 0 ? 0 : see.low(from) / kSpan;
-    return {rows * group_, from + rows, span, (from + rows - 1) / kSpan + 1};
+    const int32_t low = see.low(from) / kSpan;
+    const int32_t kept = lesser(ceil_div(a_.first, kSpan), low);
+    const int32_t gap = low - kept;
+    return {rows * group_, from + rows, (from + rows - 1) / kSpan + 1 - gap, {kept, gap}};
   }
 
   int64_t partials(const Extent &e) const { return e.work() * a_.kv.kv_heads; }
 
   // Whether one head of the slice is more than its share of the step.
   bool splits(const Extent &e, const Survey &all, int64_t used) const {
-    return a_.threads > 1 && !all.fold && e.queries <= kSplitQueries && e.spans() > 1 &&
+    return a_.threads > 1 && !all.fold && e.queries <= kSplitQueries && e.count > 1 &&
            e.work() * kBalanced * a_.threads > all.work * a_.kv.kv_heads &&
            used + partials(e) <= partials_;
   }

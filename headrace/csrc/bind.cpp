@@ -88,34 +88,38 @@ class PyProgram {
 
   void add_rope_store(uintptr_t qkv, uintptr_t out, int32_t table_row, int32_t layer_in_page,
                       int32_t heads, uintptr_t cos, uintptr_t sin, int32_t rotary, bool pairs,
-                      uintptr_t q_norm, uintptr_t k_norm, bool norm_row, float eps) {
+                      uintptr_t q_norm, uintptr_t k_norm, bool norm_row, float eps,
+                      int32_t low_rows, uintptr_t near, int32_t near_position) {
     program_.add(level_.make_rope_store({at<float>(qkv), at<float>(out), kv_, table_row,
                                          layer_in_page, heads, at<float>(cos), at<float>(sin),
                                          rotary, pairs, at<float>(q_norm), at<float>(k_norm),
-                                         norm_row, eps}));
+                                         norm_row, eps, low_rows, at<float>(near),
+                                         near_position}));
   }
 
   hr::AttentionArgs attention(uintptr_t q, uintptr_t out, int32_t table_row, int32_t layer_in_page,
                               int32_t heads, float scale, int32_t window, int32_t first,
                               float softcap, uintptr_t sinks, int32_t max_rows,
-                              int32_t max_positions, uintptr_t shared) const {
+                              int32_t max_positions, uintptr_t shared, bool has_near,
+                              uintptr_t near) const {
     return {at<float>(q), at<float>(out), kv_,   table_row,        layer_in_page, heads,
             scale,        window,         first, softcap,          at<float>(sinks), max_rows,
-            max_positions, threads_,      at<uint8_t>(shared)};
+            max_positions, threads_,      at<uint8_t>(shared), has_near, at<float>(near)};
   }
 
   void add_attention(uintptr_t q, uintptr_t out, int32_t table_row, int32_t layer_in_page,
                      int32_t heads, float scale, int32_t window, int32_t first, float softcap,
-                     uintptr_t sinks, int32_t max_rows, int32_t max_positions, uintptr_t shared) {
+                     uintptr_t sinks, int32_t max_rows, int32_t max_positions, uintptr_t shared,
+                     bool has_near, uintptr_t near) {
     program_.add(level_.make_attention(attention(q, out, table_row, layer_in_page, heads, scale,
                                                  window, first, softcap, sinks, max_rows,
-                                                 max_positions, shared)));
+                                                 max_positions, shared, has_near, near)));
   }
 
   size_t attention_shared_bytes(int32_t heads, int32_t window, int32_t first, int32_t max_rows,
                                 int32_t max_positions) const {
     return level_.attention_shared_bytes(attention(0, 0, 0, 0, heads, 1.0f, window, first, 0.0f, 0,
-                                                   max_rows, max_positions, 0));
+                                                   max_rows, max_positions, 0, false, 0));
   }
 
   void add_sample(uintptr_t logits, int32_t vocabulary, int32_t stride) {
@@ -320,10 +324,10 @@ NB_MODULE(_native, m) {
       .def("add_gated", &PyProgram::add_gated, "x"_a, "out"_a, "width"_a, "activation"_a, "gated"_a)
       .def("add_rope_store", &PyProgram::add_rope_store, "qkv"_a, "out"_a, "table_row"_a,
            "layer_in_page"_a, "heads"_a, "cos"_a, "sin"_a, "rotary"_a, "pairs"_a, "q_norm"_a,
-           "k_norm"_a, "norm_row"_a, "eps"_a)
+           "k_norm"_a, "norm_row"_a, "eps"_a, "low_rows"_a, "near"_a, "near_position"_a)
       .def("add_attention", &PyProgram::add_attention, "q"_a, "out"_a, "table_row"_a,
            "layer_in_page"_a, "heads"_a, "scale"_a, "window"_a, "first"_a, "softcap"_a, "sinks"_a,
-           "max_rows"_a, "max_positions"_a, "shared"_a)
+           "max_rows"_a, "max_positions"_a, "shared"_a, "has_near"_a, "near"_a)
       .def("attention_shared_bytes", &PyProgram::attention_shared_bytes, "heads"_a, "window"_a,
            "first"_a, "max_rows"_a, "max_positions"_a)
       .def("add_sample", &PyProgram::add_sample, "logits"_a, "vocabulary"_a, "stride"_a)

@@ -84,9 +84,9 @@ class RopeStore final : public Instruction {
   }
 
   int32_t pieces(const Step &step) const override { return ceil_div(step.tokens, rows_); }
-  // A k row, and one head of K or V in the storage type.
+  // A k row, one head of K or V in the storage type, and the turns of a position.
   size_t scratch_bytes() const override {
-    return sizeof(float) * (a_.kv.kv_heads + 1) * (a_.kv.head_dim + W);
+    return sizeof(float) * (a_.kv.kv_heads + 2) * (a_.kv.head_dim + W);
   }
 
   void run(const Step &step, int32_t piece, Scratch &scratch) const override {
@@ -101,9 +101,14 @@ class RopeStore final : public Instruction {
                                       a_.table_row)[position / a_.kv.block_size];
       const float *qkv = a_.qkv + static_cast<size_t>(row) * width_;
       const int32_t q_width = a_.heads * a_.kv.head_dim, k_width = a_.kv.kv_heads * a_.kv.head_dim;
-      turn(qkv, a_.out + static_cast<size_t>(row) * q_width, a_.heads, a_.q_norm, position);
-      turn(qkv + q_width, k, a_.kv.kv_heads, a_.k_norm, position);
-      put(k, qkv + q_width + k_width, page, position % a_.kv.block_size, k + k_width);
+      float *spare = k + k_width;
+      if (a_.near)
+        turn(qkv, a_.near + static_cast<size_t>(row) * q_width, a_.heads, a_.q_norm,
+             turns(lesser(position, a_.near_position), spare));
+      const Turns here = turns(position, spare);
+      turn(qkv, a_.out + static_cast<size_t>(row) * q_width, a_.heads, a_.q_norm, here);
+      turn(qkv + q_width, k, a_.kv.kv_heads, a_.k_norm, here);
+      put(k, qkv + q_width + k_width, page, position % a_.kv.block_size, spare);
     }
   }
 
@@ -113,9 +118,31 @@ class RopeStore final : public Instruction {
   }
 
  private:
+  // Cosines and sines of one position, [rotary / 2] each.
+  struct Turns {
+    const float *cos, *sin;
+  };
+
+  // Where the tables are split, the turns are made in `room`, [rotary] values.
+  Turns turns(int32_t position, float *room) const {
+    const int32_t half = a_.rotary / 2;
+    if (!a_.cos || a_.low_rows == 0)
+      return {a_.cos + static_cast<size_t>(position) * half,
+              a_.sin + static_cast<size_t>(position) * half};
+    const size_t low = static_cast<size_t>(position % a_.low_rows) * half;
+    const size_t high = static_cast<size_t>(a_.low_rows + position / a_.low_rows) * half;
+    float *cos = room, *sin = room + half;
+    for (int32_t i = 0; i < half; i++) {
+      const float a = a_.cos[low + i], b = a_.sin[low + i];
+      const float c = a_.cos[high + i], d = a_.sin[high + i];
+      cos[i] = a * c - b * d;
+      sin[i] = b * c + a * d;
+    }
+    return {cos, sin};
+  }
+
   // Norm and rotation of the heads of one row of q or k.
-  void turn(const float *x, float *out, int32_t heads, const float *weight,
-            int32_t position) const {
+  void turn(const float *x, float *out, int32_t heads, const float *weight, Turns by) const {
     const int32_t dim = a_.kv.head_dim;
     if (!weight) {
       std::memcpy(out, x, sizeof(float) * heads * dim);
@@ -127,13 +154,11 @@ class RopeStore final : public Instruction {
     }
     if (!a_.cos) return;
     const int32_t half = a_.rotary / 2;
-    const float *cos = a_.cos + static_cast<size_t>(position) * half;
-    const float *sin = a_.sin + static_cast<size_t>(position) * half;
     for (int32_t head = 0; head < heads; head++) {
       if (a_.pairs) {
-        rotate_pairs(out + head * dim, cos, sin, half);
+        rotate_pairs(out + head * dim, by.cos, by.sin, half);
       } else {
-        rotate_halves(out + head * dim, cos, sin, half);
+        rotate_halves(out + head * dim, by.cos, by.sin, half);
       }
     }
   }

@@ -124,6 +124,11 @@ struct RopeStoreArgs {
   const float *q_norm, *k_norm;  // or null
   bool norm_row;                 // norm over the row, else over each head
   float eps;
+  // > 0: the tables hold the turns of positions 0 to low_rows - 1, then those of whole multiples of
+  // low_rows; a position's turn is the product of two (cos and sin of a sum).
+  int32_t low_rows;
+  float *near;  // or null: q turned as at min(position, near_position)
+  int32_t near_position;
 };
 
 struct AttentionArgs {
@@ -142,6 +147,8 @@ struct AttentionArgs {
   // Memory that the instructions of one attention hand on among themselves (partials of spans), shared
   // by all layers, 64-byte aligned; `attention_shared_bytes` says how much.
   uint8_t *shared;
+  bool has_near;      // near is the query of the kept-first tokens
+  const float *near;
 };
 
 struct SampleArgs {

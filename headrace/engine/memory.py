@@ -16,6 +16,9 @@ DEFAULT_KV_BYTES = 512 << 20
 """KV bytes when the user names none: what a small model needs for tens of thousands of tokens. More
 is one flag away; taking half of a machine unasked is not kind."""
 
+MAX_ENDLESS = 1 << 24
+"""Longest sequence of streaming attention: the tables of its pages are no longer small beyond."""
+
 DEFAULT_MAX_SEQUENCES = 128
 DEFAULT_STEP_TOKENS = 512
 PROCESS_BYTES = 100 << 20
@@ -119,9 +122,11 @@ def make_plan(
     )
     groups = tuple(Group(each.window, each.pages_per_block, each.first) for each in model.groups)
     wanted = config.max_model_len
-    if wanted is not None and not 1 <= wanted <= spec.max_positions:
+    most = MAX_ENDLESS if spec.endless else spec.max_positions
+    if wanted is not None and not 1 <= wanted <= most:
+        hint = "" if spec.endless or spec.positions else "; --attention-window goes beyond"
         raise ConfigError(
-            "max_model_len", f"must be in [1, {spec.max_positions}] for this model, not {wanted}"
+            "max_model_len", f"must be in [1, {most}] for this model, not {wanted}{hint}"
         )
     length = wanted or spec.max_positions
     sequences = _positive("max_num_seqs", config.max_num_seqs, DEFAULT_MAX_SEQUENCES)

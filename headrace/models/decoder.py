@@ -7,8 +7,9 @@ from headrace.ops.program import ProgramBuilder
 from headrace.ops.spec import Buffer, KVGroup, Program
 
 
-def program(spec: ModelSpec, rope_scales: dict[str, float]) -> Program:
-    """The ops of the model. rope_scales: attention factor of each rope (yarn, longrope)."""
+def program(spec: ModelSpec, rope_scales: dict[str, float], wide: bool = False) -> Program:
+    """The ops of the model. rope_scales: attention factor of each rope (yarn, longrope). wide:
+    positions go beyond the context (`RopeStore.wide`)."""
     build = ProgramBuilder()
     residual = build.embed(
         "embed", spec.vocabulary, spec.hidden, spec.embed_scale,
@@ -18,7 +19,7 @@ def program(spec: ModelSpec, rope_scales: dict[str, float]) -> Program:
     for index in range(len(spec.layers)):
         name = f"layers.{index}"
         x = _norm(build, spec, f"{name}.attn_norm", branch, residual)
-        branch = _attention(build, spec, index, x, rope_scales)
+        branch = _attention(build, spec, index, x, rope_scales, wide)
         if spec.post_norm:
             branch = _plain_norm(build, spec, f"{name}.attn_post_norm", branch)
         x = _norm(build, spec, f"{name}.ffn_norm", branch, residual)
@@ -63,7 +64,12 @@ def _plain_norm(build: ProgramBuilder, spec: ModelSpec, name: str, x: Buffer) ->
 
 
 def _attention(
-    build: ProgramBuilder, spec: ModelSpec, index: int, x: Buffer, rope_scales: dict[str, float]
+    build: ProgramBuilder,
+    spec: ModelSpec,
+    index: int,
+    x: Buffer,
+    rope_scales: dict[str, float],
+    wide: bool,
 ) -> Buffer:
     name, layer = f"layers.{index}", spec.layers[index]
     heads = (spec.heads, spec.kv_heads, spec.head_dim)
@@ -79,6 +85,8 @@ def _attention(
         k_norm=f"{name}.k_norm" if spec.qk_norm else None,
         norm_over=spec.qk_norm or "head",
         eps=spec.norm_eps,
+        wide=wide and layer.rope is not None,
+        near_position=layer.near_position,
     )  # fmt: skip
     out = build.attention(
         q, index, *heads, scale=spec.scale, window=layer.window, first=layer.first,

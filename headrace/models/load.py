@@ -28,6 +28,9 @@ def assemble(
     ModelError where tensors do not fit the spec.
     """
     length = spec.max_positions if max_model_len is None else max_model_len
+    wide = length > spec.max_positions
+    if wide:  # windows: no distance is longer than the context
+        length = spec.max_positions
     weights: dict[str, Weight] = {}
     scales: dict[str, float] = {}
     notes: list[str] = []
@@ -39,7 +42,7 @@ def assemble(
         scales[name] = found.scale
         if found.note:
             notes.append(found.note)
-    program = decoder.program(spec, scales)
+    program = decoder.program(spec, scales, wide)
     bound = names.bind(spec, program, tensors, naming, source, weights)
     if quantize is not None:
         notes.append(f"float matrices are quantized to {quantize} while loading")

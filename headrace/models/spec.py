@@ -58,6 +58,14 @@ class Layer:
     rope: str | None = "global"
     first: int = 0
 
+    @property
+    def near_position(self) -> int | None:
+        """Position of the query that meets the first positions once the window has left them: the
+        last of a cache of first + window tokens. None where there is no such query."""
+        if self.window is None or self.rope is None or not self.first:
+            return None
+        return self.first + self.window - 1
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -69,7 +77,8 @@ class ModelSpec:
     feed-forward. qk_norm: RMS norm of q and k per head or over the row. *_bias: which bias vectors
     exist. scale: of attention scores. softcap: of attention scores, logit_softcap: of logits.
     embed_scale, residual_scale, logit_scale: multipliers, 1.0 for most. tied: the logits use the
-    embedding table. positions: rows of a learned position table, 0 for rotary models.
+    embedding table. positions: rows of a learned position table, 0 for rotary models. endless:
+    sequences may be longer than max_positions, because no layer looks further than that.
     """
 
     family: str
@@ -104,16 +113,19 @@ class ModelSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     positions: int = 0
+    endless: bool = False
 
 
 def streaming(spec: ModelSpec, sinks: int, window: int) -> ModelSpec:
     """The model with streaming attention (Xiao et al. 2023): layers that see everything see the
-    first `sinks` and the last `window` positions instead, at their true distances."""
+    first `sinks` and the last `window` positions instead. The window is at its true distance, the
+    sinks where they lie in a cache of sinks + window tokens, so that sequences may go on beyond the
+    context of the model, unless it learned its positions by number."""
     layers = tuple(
         replace(layer, window=window, first=sinks) if layer.window is None else layer
         for layer in spec.layers
     )
-    return replace(spec, layers=layers)
+    return replace(spec, layers=layers, endless=spec.positions == 0)
 
 
 @dataclass(frozen=True)

@@ -212,11 +212,12 @@ def rule(op: Op, layout: KVLayout, weight_bytes: Mapping[str, float], program: P
             turned = 0 if op.rope is None else 2 * program.shapes[op.rope][0]
             heads = op.heads + op.kv_heads
             normed = (op.heads if op.q_norm else 0) + (op.kv_heads if op.k_norm else 0)
+            heads += op.heads if op.near else 0  # the second rotation of q
             row = Work(
                 elements=turned * heads + normed * op.head_dim,
                 kv_written=kv,
                 read=4 * op.qkv.width,
-                written=4 * op.out.width,
+                written=4 * op.out.width * (2 if op.near else 1),
             )
             step = Work(weight_bytes=bytes_of(op.rope, op.q_norm, op.k_norm))
             return {TOKEN: row, STEP: step}
@@ -226,7 +227,7 @@ def rule(op: Op, layout: KVLayout, weight_bytes: Mapping[str, float], program: P
             return {
                 Basis("pair", window, op.first): pair,
                 Basis("key", window, op.first): Work(kv_read=kv),
-                TOKEN: Work(read=4 * op.q.width, written=4 * op.out.width),
+                TOKEN: Work(read=4 * op.q.width * (2 if op.near else 1), written=4 * op.out.width),
                 STEP: Work(weight_bytes=bytes_of(op.sinks)),
             }
         case spec.LatentAttention():

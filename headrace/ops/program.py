@@ -36,6 +36,7 @@ class ProgramBuilder:
         self._ops: list[Op] = []
         self._buffers: list[Buffer] = []
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._near: dict[Buffer, Buffer] = {}
         self._taps: dict[str, Buffer] = {}
 
     def _buffer(self, width: int, rows: Literal["tokens", "logits"] = "tokens") -> Buffer:
@@ -100,17 +101,26 @@ class ProgramBuilder:
         head_dim: int,
         rope: str | None,
         rotary: int,
+        near_position: int | None = None,
         **options: Any,
     ) -> Buffer:
-        """Rotated q, [T, heads * head_dim]; k and v go to the pages. Options as in `RopeStore`."""
+        """Rotated q, [T, heads * head_dim]; k and v go to the pages. Options as in `RopeStore`;
+        with near_position the second rotation of q is what `near` gives for the result."""
         if rope is not None:
             self._weight(rope, rotary // 2)
         over_row = options.get("norm_over", "head") == "row"
         self._weight(options.get("q_norm"), (heads if over_row else 1) * head_dim)
         self._weight(options.get("k_norm"), (kv_heads if over_row else 1) * head_dim)
         out = self._buffer(heads * head_dim)
+        if near_position is not None:
+            near = self._near[out] = self._buffer(heads * head_dim)
+            options |= {"near": near, "near_position": near_position}
         self._ops.append(RopeStore(qkv, out, layer, heads, kv_heads, head_dim, rope, **options))
         return out
+
+    def near(self, q: Buffer) -> Buffer | None:
+        """The second rotation of a q that `rope_store` gave, or None."""
+        return self._near.get(q)
 
     def attention(
         self,
@@ -125,6 +135,7 @@ class ProgramBuilder:
         """[T, heads * head_dim]. Options as in `Attention`."""
         self._weight(options.get("sinks"), heads)
         out = self._buffer(heads * head_dim)
+        options.setdefault("near", self.near(q))
         self._ops.append(Attention(q, out, layer, heads, kv_heads, head_dim, scale, **options))
         return out
 

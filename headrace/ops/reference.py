@@ -140,13 +140,16 @@ class ReferenceExecutable:
                     row[op.x], self._weight(op.weight), self._optional(op.bias)
                 )
             case spec.RopeStore():
-                row[op.out] = kv.rope_store(
+                row[op.out], near = kv.rope_store(
                     op, row[op.qkv], batch, pages, self._optional(op.rope),
                     self._optional(op.q_norm), self._optional(op.k_norm),
                 )  # fmt: skip
+                if op.near is not None:
+                    row[op.near] = near
             case spec.Attention():
                 sinks = self._optional(op.sinks)
-                row[op.out] = kv.attention(op, row[op.q], batch, pages, sinks)
+                near = row[op.q if op.near is None else op.near]
+                row[op.out] = kv.attention(op, row[op.q], near, batch, pages, sinks)
             case spec.LatentAttention():
                 row[op.out] = kv.latent_attention(
                     op, row[op.q], row[op.latent], batch, pages, self._weight(op.up)

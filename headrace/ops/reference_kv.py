@@ -85,8 +85,9 @@ def rope_store(
     frequencies: F32 | None,
     q_norm: F32 | None,
     k_norm: F32 | None,
-) -> F32:
-    """The rotated q, [T, heads * head_dim]; stores k and v."""
+) -> tuple[F32, F32]:
+    """The rotated q, [T, heads * head_dim], and q rotated for the kept-first tokens (`RopeStore`);
+    stores k and v."""
     rows, head_dim = len(qkv), op.head_dim
     heads = qkv.reshape(rows, op.heads + 2 * op.kv_heads, head_dim)
     q = np.ascontiguousarray(heads[:, : op.heads])
@@ -96,17 +97,27 @@ def rope_store(
         q = _head_norm(op, q, q_norm)
     if k_norm is not None:
         k = _head_norm(op, k, k_norm)
+    near = q
     if frequencies is not None:
-        angle = batch.position[:rows, None].astype(np.float32) * frequencies
-        cos, sin = (
-            (function(angle.astype(np.float64)) * op.rope_scale).astype(np.float32)[:, None]
-            for function in (np.cos, np.sin)
-        )
+        positions = batch.position[:rows]
+        if op.near is not None:
+            capped = np.minimum(positions, op.near_position)
+            near = rotate(q, *_turns(op, capped, frequencies), op.style)
+        cos, sin = _turns(op, positions, frequencies)
         q, k = rotate(q, cos, sin, op.style), rotate(k, cos, sin, op.style)
     kv = np.stack([k, v], axis=1)
     for span, positions, table in slices(batch):
         pages.store(op.layer, table, positions, kv[span])
-    return q.reshape(rows, -1)
+    return q.reshape(rows, -1), near.reshape(rows, -1)
+
+
+def _turns(op: RopeStore, positions: I32, frequencies: F32) -> tuple[F32, F32]:
+    """Cosines and sines at positions, [n, 1, rotary / 2] each."""
+    angle = positions[:, None].astype(np.float64) * frequencies
+    if not op.wide:
+        angle = (positions[:, None].astype(np.float32) * frequencies).astype(np.float64)
+    cos, sin = (np.asarray(f(angle) * op.rope_scale, np.float32)[:, None] for f in (np.cos, np.sin))
+    return cos, sin
 
 
 def _head_norm(op: RopeStore, x: F32, weight: F32) -> F32:
@@ -129,16 +140,19 @@ def rotate(x: F32, cos: F32, sin: F32, style: str) -> F32:
     return out
 
 
-def attention(op: Attention, q: F32, batch: RaggedBatch, pages: Pages, sinks: F32 | None) -> F32:
-    """Each row's attention over the pages of its sequence, [T, heads * head_dim]."""
+def attention(
+    op: Attention, q: F32, near: F32, batch: RaggedBatch, pages: Pages, sinks: F32 | None
+) -> F32:
+    """Each row's attention over the pages of its sequence, [T, heads * head_dim]. near: q for the
+    kept-first tokens."""
     out = np.empty_like(q)
     for rows, positions, table in slices(batch):
         keys = visible(positions, op.window, op.first)
         kv = pages.load(op.layer, table, keys)
         group = op.heads // op.kv_heads
         k, v = (np.repeat(kv[:, i], group, axis=1) for i in (0, 1))
-        heads = q[rows].reshape(-1, op.heads, op.head_dim)
-        attended = attend(op, heads, positions, keys, k, v, sinks)
+        heads, close = (x[rows].reshape(-1, op.heads, op.head_dim) for x in (q, near))
+        attended = attend(op, heads, close, positions, keys, k, v, sinks)
         out[rows] = attended.reshape(len(positions), -1)
     return out
 
@@ -167,7 +181,9 @@ def latent_attention(
         k = np.concatenate([expanded[..., : op.nope_dim], turned], axis=-1)
         v = expanded[..., op.nope_dim :]
         heads = q[rows].reshape(len(positions), op.heads, -1)
-        out[rows] = attend(shape, heads, positions, keys, k, v, None).reshape(len(positions), -1)
+        out[rows] = attend(shape, heads, heads, positions, keys, k, v, None).reshape(
+            len(positions), -1
+        )
     return out
 
 
@@ -182,42 +198,49 @@ def visible(positions: I32, window: int | None, first: int) -> npt.NDArray[np.in
 def attend(
     op: Attention,
     q: F32,
+    near: F32,
     positions: I32,
     keys: npt.NDArray[np.int64],
     k: F32,
     v: F32,
     sinks: F32 | None,
 ) -> F32:
-    """Softmax attention of the rows of one slice. q: [n, heads, d]; k, v: [keys, heads, ...].
+    """Softmax attention of the rows of one slice. q, near: [n, heads, d], the latter for keys below
+    op.first where op.near is given; k, v: [keys, heads, ...].
 
     Keys are taken in spans at absolute positions; maximum, sum and output are carried from span to
     span. A span that a row does not see leaves its three values as they are, bit for bit.
     """
     count, heads, width = q.shape
     tiles = -(-count // TILE)
-    queries = np.zeros((tiles * TILE, heads, width), np.float32)
-    queries[:count] = q
-    queries = np.ascontiguousarray(queries.reshape(tiles, TILE, heads, width).swapaxes(1, 2))
+
+    def tiled(x: F32) -> F32:
+        padded = np.zeros((tiles * TILE, heads, width), np.float32)
+        padded[:count] = x
+        return np.ascontiguousarray(padded.reshape(tiles, TILE, heads, width).swapaxes(1, 2))
+
+    queries, close = tiled(q), tiled(near)
     at = np.full(tiles * TILE, -1, np.int64)
     at[:count] = positions
     at = at.reshape(tiles, 1, TILE, 1)
     out = np.empty((tiles, heads, TILE, v.shape[-1]), np.float32)
     for start in range(0, tiles, TILES):
         part = slice(start, start + TILES)
-        out[part] = _attend_tiles(op, queries[part], at[part], keys, k, v, sinks)
+        out[part] = _attend_tiles(op, queries[part], close[part], at[part], keys, k, v, sinks)
     return out.swapaxes(1, 2).reshape(tiles * TILE, heads, -1)[:count]
 
 
 def _attend_tiles(
     op: Attention,
     q: F32,
+    near: F32,
     at: npt.NDArray[np.int64],
     keys: npt.NDArray[np.int64],
     k: F32,
     v: F32,
     sinks: F32 | None,
 ) -> F32:
-    """q: [tiles, heads, TILE, d]; at: [tiles, 1, TILE, 1], -1 in padding -> [tiles, heads, TILE,
+    """q, near: [tiles, heads, TILE, d]; at: [tiles, 1, TILE, 1], -1 in padding -> [tiles, heads, TILE,
     value width]."""
     tiles, heads = q.shape[:2]
     top = np.full((tiles, heads, TILE, 1), -np.inf, np.float32)
@@ -234,6 +257,10 @@ def _attend_tiles(
         span_k = _padded(here, k[low:high])
         span_v = _padded(here, v[low:high])
         scores = np.matmul(q, span_k.swapaxes(1, 2)) * np.float32(op.scale)
+        if op.near is not None and span * SPAN < op.first:
+            close = np.matmul(near, span_k.swapaxes(1, 2)) * np.float32(op.scale)
+            kept = op.first - span * SPAN
+            scores[..., :kept] = close[..., :kept]
         if op.softcap is not None:
             scores = np.tanh(scores / np.float32(op.softcap)) * np.float32(op.softcap)
         j = np.arange(span * SPAN, (span + 1) * SPAN)

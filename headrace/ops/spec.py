@@ -118,12 +118,15 @@ class RopeStore(Op):
     out.
 
     rope: name of a weight vector [rotary/2] with the inverse frequencies, or None for no rotation.
-    The angle is float32(position) * inv_freq rounded to float32; cos and sin are taken of that and
-    multiplied by rope_scale (yarn's and longrope's attention factor). Only the first 2*len(rope)
+    The angle is float32(position) * inv_freq rounded to float32, or, where `wide`, the exact
+    product (positions far beyond a model's context, where a float32 angle is too coarse); cos and
+    sin are taken of that and multiplied by rope_scale (yarn's and longrope's attention factor). Only the first 2*len(rope)
     values of a head turn. style 'halves' pairs i with i + rotary/2 (GPT-NeoX, Hugging Face
     checkpoints); 'pairs' pairs 2i with 2i+1 (GGUF files of the Llama family).
     q_norm, k_norm: weights of an RMS norm over each head (norm_over 'head': Qwen3, Gemma 3) or over
     the whole q or k row (norm_over 'row': OLMo 2), before rotation.
+    near: where given, gets q as out does, but rotated as at min(position, near_position): the
+    query of a streaming cache against its kept-first tokens (`Attention.near`).
     """
 
     KIND = "rope_store"
@@ -140,6 +143,9 @@ class RopeStore(Op):
     k_norm: str | None = None
     norm_over: Literal["head", "row"] = "head"
     eps: float = 1e-6
+    wide: bool = False
+    near: Buffer | None = None
+    near_position: int = 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,9 @@ class Attention(Op):
 
     K and V are read from the pages only. softcap: scores = cap * tanh(scores / cap) (Gemma 2).
     sinks: weight [heads] of learned logits that join the softmax with a zero value (gpt-oss).
+    near: where given, the query that meets the positions j < first instead of q. With the rotation
+    of `RopeStore.near` these stay at the distance that they have within a cache of first + window
+    tokens, however long the sequence grows (Xiao et al. 2023, section 3.2).
     """
 
     KIND = "attention"
@@ -164,6 +173,7 @@ class Attention(Op):
     first: int = 0
     softcap: float | None = None
     sinks: str | None = None
+    near: Buffer | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 from headrace.ops.backends import open_backend
 from headrace.ops.cpu import CpuBackend
 from tests.cpu.linears import LEVELS
-from tests.ops.cases import attention
+from tests.ops.cases import attention, near
 from tests.ops.rig import Case, Slice, bits, fill, run
 
 LENGTH = 530
@@ -26,6 +26,8 @@ SHAPES = {
     "int8": long_case("int8", heads=6, kv_heads=2, dtype="int8", block_size=64),
     "window": long_case("window", window=300, sinks=True),
     "kept": long_case("kept", window=40, first=21, block_size=32),
+    "near": near("near", window=40, first=21, block_size=32, lengths=(LENGTH,)),
+    "near-far": near("near-far", window=70, first=300, lengths=(LENGTH,)),
     "odd": long_case("odd", head_dim=19, softcap=3.0),
 }
 
@@ -105,7 +107,7 @@ def test_eight_bit_keys_and_values_stay_close(level: str) -> None:
 
 @every_level
 def test_long_contexts_agree_with_the_reference(level: str) -> None:
-    for case in (SHAPES["mha"], SHAPES["window"], SHAPES["kept"]):
+    for case in (SHAPES[name] for name in ("mha", "window", "kept", "near", "near-far")):
         found = []
         for backend in (open_backend("reference"), CpuBackend(level)):
             executable = case.load(backend)

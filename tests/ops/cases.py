@@ -242,6 +242,11 @@ def attentions() -> list[Case]:
         attention("attention-window-long", window=130, lengths=long),
         attention("attention-window-first", window=16, first=4),
         attention("attention-window-first-long", window=33, first=19, lengths=long, dtype="f32"),
+        near("attention-near", window=16, first=4),
+        near("attention-near-long", window=33, first=19, lengths=long, dtype="f32", softcap=3.0),
+        near("attention-near-spans", window=20, first=270, lengths=(330, 5), dtype="int8"),
+        near("attention-near-norm", window=9, first=3, q_norm=True, head_dim=24),
+        attention("rope-wide", lengths=(300, 5), store={"wide": True, "rope_scale": 1.25}),
         attention("attention-softcap", softcap=2.0, scale=1.0),
         attention("attention-sinks", sinks=True),
         attention("attention-sinks-window", sinks=True, window=7, heads=4, kv_heads=2),
@@ -256,6 +261,12 @@ def attentions() -> list[Case]:
         attention("rope-norm-row", q_norm=True, kv_heads=3, store={"norm_over": "row"}),
         groups(),
     ]
+
+
+def near(name: str, *, window: int, first: int, **options: Any) -> Case:
+    """Streaming attention: the kept-first tokens meet a query of their own."""
+    store = {"near_position": first + window - 1, "wide": True}
+    return attention(name, window=window, first=first, store=store, **options)
 
 
 def groups() -> Case:

@@ -71,11 +71,13 @@ def plain_attention(name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
                 for head in row:
                     if norm is not None and store.norm_over == "head":
                         head[:] = normalised(head, weights[norm], store.eps)
+        close = q.copy()
         if store.rope is not None:
-            for part in (q, k):
+            most = store.near_position if store.near else len(tokens)
+            for part, last in ((q, len(tokens)), (k, len(tokens)), (close, most)):
                 for t, row in enumerate(part):
                     for head in row:
-                        head[:] = rotate(head, t, store, weights[store.rope])
+                        head[:] = rotate(head, min(t, last), store, weights[store.rope])
         out = np.zeros_like(q)
         for t in range(len(tokens)):
             for h in range(store.heads):
@@ -84,7 +86,11 @@ def plain_attention(name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
                     for j in range(t + 1)
                     if attend.window is None or t - j < attend.window or j < attend.first
                 ]
-                scores = [attend.scale * float(q[t, h] @ k[j, h // group]) for j in seen]
+                asks = [(close if attend.near and j < attend.first else q)[t, h] for j in seen]
+                scores = [
+                    attend.scale * float(ask @ k[j, h // group])
+                    for ask, j in zip(asks, seen, strict=True)
+                ]
                 if attend.softcap is not None:
                     scores = [attend.softcap * math.tanh(s / attend.softcap) for s in scores]
                 sinks = [] if attend.sinks is None else [float(weights[attend.sinks][h])]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.ops import spec
 from headrace.ops.batch import F32, Limits
@@ -20,17 +21,33 @@ from headrace.ops.spec import KVLayout, LoadProgress, Program
 from headrace.ops.weights import Weight
 
 _PAGE = 4096
+_LOW_ROWS = 1024  # of split rope tables
+_Turns = tuple[str, float, bool]
 _POPULATE = 8 << 20  # bytes made resident at a time: a few milliseconds
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Cosines and sines of one rope, [max_positions, rotary / 2] each, as offsets in the
-    weights."""
+    """Cosines and sines of one rope, [rows, rotary / 2] each, as offsets in the weights.
+
+    low_rows: 0 where there is a row for each position; else that many positions, then one row for
+    each multiple of that many (runtime.h).
+    """
 
     cos: int
     sin: int
     rotary: int
+    rows: int
+    low_rows: int
+
+    def angles(self, frequencies: F32) -> npt.NDArray[np.float64]:
+        """The angle of each row."""
+        if not self.low_rows:
+            rows = np.arange(self.rows, dtype=np.float32)[:, None]
+            return (rows * frequencies[None]).astype(np.float64)
+        low, high = np.arange(self.low_rows), np.arange(self.rows - self.low_rows)
+        positions = np.concatenate([low, high * self.low_rows]).astype(np.float64)
+        return positions[:, None] * frequencies[None]
 
 
 @dataclass(frozen=True)
@@ -38,14 +55,14 @@ class Sizes:
     """Where everything lies, and the bytes of each mapping.
 
     packed: native weights by name. matrices, vectors: offsets in the weight memory, by name.
-    tables: rope tables by (weight, scale). placed: the buffers. quantized, shared, scratch: offsets
+    tables: rope tables by (weight, scale, wide). placed: the buffers. quantized, shared, scratch: offsets
     in the workspace of the quantized activations, the attention partials and the threads' scratch.
     """
 
     packed: Mapping[str, Any]
     matrices: Mapping[str, int]
     vectors: Mapping[str, int]
-    tables: Mapping[tuple[str, float], Tables]
+    tables: Mapping[_Turns, Tables]
     placed: Workspace
     quantized: int
     shared: int
@@ -97,7 +114,7 @@ def plan(
     packed: dict[str, Any] = {}
     matrices: dict[str, int] = {}
     vectors: dict[str, int] = {}
-    tables: dict[tuple[str, float], Tables] = {}
+    tables: dict[_Turns, Tables] = {}
     at = 0
     depth = 0
     for op in program.ops:
@@ -108,10 +125,13 @@ def plan(
                 at += round_up(packed[name].bytes)
             if isinstance(op, spec.Linear | spec.Logits) and packed[name].quantized:
                 depth = max(depth, weights[name].shape[1])
-        if isinstance(op, spec.RopeStore) and op.rope and (op.rope, op.rope_scale) not in tables:
+        if isinstance(op, spec.RopeStore) and op.rope and _turns(op) not in tables:
             half = weights[op.rope].shape[0]
-            size = round_up(limits.max_positions * half * 4)
-            tables[op.rope, op.rope_scale] = Tables(at, at + size, 2 * half)
+            rows, low_rows = limits.max_positions, 0
+            if op.wide:
+                rows, low_rows = _LOW_ROWS + -(-limits.max_positions // _LOW_ROWS), _LOW_ROWS
+            size = round_up(rows * half * 4)
+            tables[_turns(op)] = Tables(at, at + size, 2 * half, rows, low_rows)
             at += 2 * size
         for name in _vector_names(op):
             if name not in vectors:
@@ -150,11 +170,13 @@ def build(
     sizes = replace(sizes, packed=_packed(weights, limits, sizes, memory, progress))
     for name, offset in sizes.vectors.items():
         memory.write(offset, vector(weights[name]))
-    for (name, scale), table in sizes.tables.items():
-        positions = np.arange(limits.max_positions, dtype=np.float32)[:, None]
-        angles = (positions * vector(weights[name])[None]).astype(np.float64)
-        memory.write(table.cos, (np.cos(angles).astype(np.float32) * np.float32(scale)))
-        memory.write(table.sin, (np.sin(angles).astype(np.float32) * np.float32(scale)))
+    for (name, scale, _), table in sizes.tables.items():
+        angles = table.angles(vector(weights[name]))
+        scales = np.full((table.rows, 1), scale, np.float32)
+        if table.low_rows:
+            scales[table.low_rows :] = 1
+        memory.write(table.cos, np.cos(angles).astype(np.float32) * scales)
+        memory.write(table.sin, np.sin(angles).astype(np.float32) * scales)
     return _record(level, program, layout, limits, sizes, memory)
 
 
@@ -208,6 +230,11 @@ def _matrix_names(op: spec.Op) -> list[str]:
     if isinstance(op, spec.Embed):
         return op.weights()
     return [op.weight] if isinstance(op, spec.Linear | spec.Logits) else []
+
+
+def _turns(op: spec.RopeStore) -> _Turns:
+    assert op.rope is not None
+    return op.rope, op.rope_scale, op.wide
 
 
 def _vector_names(op: spec.Op) -> list[str]:
@@ -296,20 +323,22 @@ def _record(
                 )  # fmt: skip
             case spec.RopeStore():
                 row, index = layout.place(op.layer)
-                table = sizes.tables[op.rope, op.rope_scale] if op.rope else None
+                table = sizes.tables[_turns(op)] if op.rope else None
                 native.add_rope_store(
                     buffer(op.qkv), buffer(op.out), row, index, op.heads,
                     memory.weights + table.cos if memory and table else 0,
                     memory.weights + table.sin if memory and table else 0,
                     table.rotary if table else 0, op.style == "pairs",
                     values(op.q_norm), values(op.k_norm), op.norm_over == "row", op.eps,
+                    table.low_rows if table else 0, buffer(op.near), op.near_position,
                 )  # fmt: skip
             case spec.Attention():
                 row, index = layout.place(op.layer)
                 native.add_attention(
                     buffer(op.q), buffer(op.out), row, index, op.heads, op.scale, op.window or 0,
                     op.first, op.softcap or 0.0, values(op.sinks), limits.max_tokens,
-                    limits.max_positions, workspace(sizes.shared),
+                    limits.max_positions, workspace(sizes.shared), op.near is not None,
+                    buffer(op.near),
                 )  # fmt: skip
             case spec.Gated():
                 native.add_gated(
