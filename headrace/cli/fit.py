@@ -149,14 +149,18 @@ def _priced_sizes(priced: PricedModel) -> Sizes:
 
 def table_of(model: str, memory: int, fits: list[Fit]) -> Table:
     """For the terminal."""
+    name, unit = ("GiB", 1 << 30) if memory >= 32 << 30 else ("MiB", 1 << 20)
     table = Table(
-        "at once", "longest context", *fits[0].bytes, "total", box=None, padding=(0, 3, 0, 0),
-        title=f"{model} in {human(memory)}", title_justify="left",
+        "at once", "context", *fits[0].bytes, "total", box=None, padding=(0, 2, 0, 0),
+        title=f"{model} in {human(memory)}: the longest context, sizes in {name}",
+        title_justify="left",
     )  # fmt: skip
+    for column in table.columns:
+        column.justify = "right"
     for fit in fits:
         if fit.context:
-            parts = [human(size) for size in fit.bytes.values()]
-            table.add_row(str(fit.concurrency), f"{fit.context:,}", *parts, human(fit.total))
+            parts = [f"{size / unit:,.1f}" for size in (*fit.bytes.values(), fit.total)]
+            table.add_row(str(fit.concurrency), f"{fit.context:,}", *parts)
         else:
             table.add_row(str(fit.concurrency), "does not fit")
     return table

@@ -201,7 +201,7 @@ def _grouped(misses: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
     """Spreads that are no choice, by what is wrong with them in a few words."""
     groups: dict[str, list[str]] = {}
     for spread, reason in misses:
-        short = reason if "promise" in reason else "does not fit"
+        short = reason.split(":")[0] if "promise" in reason else "does not fit"
         groups.setdefault(short, []).append(spread)
     return groups
 

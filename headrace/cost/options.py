@@ -6,9 +6,11 @@ from headrace.cost.capacity import (
     Choice,
     Gain,
     Promise,
+    Replica,
     Traffic,
     best_choice,
     cost_rate,
+    curve,
     place,
     relaxed,
 )
@@ -98,13 +100,24 @@ def answer(question: Question, models: Models | None = None) -> Answer:
         fits = True
         choice = best_choice(replica, question.traffic, question.promise)
         if choice is None:
-            misses.append((describe(ranks), "keeps the promise at no batch"))
+            misses.append((describe(ranks), _too_slow(replica, question.traffic)))
         else:
             choices.append(choice)
     if not fits and smallest is not None:
         raise MemoryPlanError(_too_large(smallest, question))
     choices.sort(key=lambda choice: (choice.per_hour, cost_rate(choice, question.traffic)))
     return Answer(question, tuple(choices), tuple(misses))
+
+
+def _too_slow(replica: Replica, traffic: Traffic) -> str:
+    alone = curve(replica, traffic, most=1)
+    if not alone:
+        return "keeps the promise at no batch: its prompts take longer than its answers"
+    first = alone[0]
+    return (
+        f"keeps the promise at no batch: TPOT {first.tpot * 1e3:.1f} ms and TTFT "
+        f"{first.ttft * 1e3:.0f} ms at batch 1"
+    )
 
 
 def _too_large(model: PricedModel, question: Question) -> str:

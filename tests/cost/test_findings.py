@@ -16,7 +16,7 @@ PROMISE = Promise(ttft=1.0, tpot=0.05)
 
 @pytest.fixture(scope="module")
 def healthy() -> Running:
-    steps = find_model("smollm2-135m", Precision(weights="int4")).on(DEVICE)
+    steps = find_model("smollm2-135m-bf16", Precision(weights="int4")).on(DEVICE)
     return Running(steps, 32, 512, 512, 100_000, True)
 
 
@@ -29,7 +29,7 @@ def test_a_healthy_set_up_has_none(healthy: Running) -> None:
 
 
 def test_each_cause_is_named_with_what_to_do(healthy: Running) -> None:
-    wide = find_model("smollm2-135m").on(DEVICE)
+    wide = find_model("smollm2-135m-bf16").on(DEVICE)
     cases = {
         "batch cap": (replace(healthy, sequences=256), Promise(tpot=0.012)),
         "not even for one": (healthy, Promise(tpot=1e-5)),
@@ -54,7 +54,7 @@ def test_the_advised_cap_keeps_the_promise_and_one_more_does_not(healthy: Runnin
 
 
 def test_gains_come_in_order_after_what_is_broken(healthy: Running) -> None:
-    wide = find_model("smollm2-135m").on(DEVICE)
+    wide = find_model("smollm2-135m-bf16").on(DEVICE)
     running = replace(
         healthy, steps=wide, quantized=healthy.steps, kv_tokens=4000, prefix_caching=False,
         shared=250,

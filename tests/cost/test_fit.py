@@ -26,7 +26,7 @@ def random_plan(draw: Random) -> StepPlan:
 
 
 def test_coefficients_are_found_from_a_wrong_start() -> None:
-    model = find_model("smollm2-135m").on(find_device("ryzen-7950x"))
+    model = find_model("smollm2-135m-bf16").on(find_device("ryzen-7950x"))
     estimator = StepEstimator(model)
     draw = Random(1)
     for _ in range(600):
@@ -102,7 +102,7 @@ def test_what_the_last_steps_say_nothing_about_is_kept() -> None:
 
 
 def test_predictions_change_at_refits_only() -> None:
-    model = find_model("smollm2-135m").on(find_device("ryzen-7950x"))
+    model = find_model("smollm2-135m-bf16").on(find_device("ryzen-7950x"))
     plan = random_plan(Random(5))
     before = StepEstimator(model).seconds(plan)
     estimator = StepEstimator(model, refit_every=20 * 3 * before)
@@ -134,7 +134,7 @@ def test_error_window_is_the_plain_mean_of_the_last() -> None:
 def test_utilisation_is_what_the_limits_say() -> None:
     """A step that takes as long as its bytes at full bandwidth has an MBU of 1."""
     device = find_device("ryzen-7950x")
-    priced = find_model("smollm2-135m")
+    priced = find_model("smollm2-135m-bf16")
     estimator = StepEstimator(priced.on(device))
     plan = StepPlan(0, starts=[1000], counts=[1], num_logits=1, samples=[0, 0])
     kv = 1001 * priced.kv_token_bytes()

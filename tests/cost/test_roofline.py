@@ -104,7 +104,7 @@ def test_8b_on_h100_agrees_with_the_seeds() -> None:
 PUBLISHED = {
     "llama-3.1-8b": (8.03, 8.03), "llama-3.1-70b": (70.6, 70.6), "qwen3-30b-a3b": (30.5, 3.3),
     "mixtral-8x7b": (46.7, 12.9), "deepseek-v3": (671, 37), "gpt-oss-120b": (116.8, 5.1),
-    "gpt-oss-20b": (20.9, 3.6), "qwen2.5-72b": (72.7, 72.7), "smollm2-135m": (0.135, 0.135),
+    "gpt-oss-20b": (20.9, 3.6), "qwen2.5-72b": (72.7, 72.7), "smollm2-135m-bf16": (0.135, 0.135),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from headrace.cli import main
 PLAN = ["plan", "llama-3.1-8b", "--hardware", "h100", "--slo", "ttft=1s,tpot=30ms"]
 TINY = str(Path(__file__).parents[1] / "golden" / "families" / "llama")
 SMALL = [
-    "simulate", "smollm2-135m", "--hardware", "ryzen-7950x", "--requests", "40", "--rate", "8",
+    "simulate", "smollm2-135m-bf16", "--hardware", "ryzen-7950x", "--requests", "40", "--rate", "8",
     "--output-tokens", "20", "--processes", "1", "--max-model-len", "2048",
 ]  # fmt: skip
 

@@ -68,7 +68,7 @@ def record(path: Path, estimator: Estimator | None, requests: int, seed: int = 0
 
 
 def step_estimator() -> StepEstimator:
-    return StepEstimator(find_model("smollm2-135m").on(find_device("ryzen-7950x")))
+    return StepEstimator(find_model("smollm2-135m-bf16").on(find_device("ryzen-7950x")))
 
 
 @pytest.mark.parametrize("kind", ["none", "linear", "fitted"])
