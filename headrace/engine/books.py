@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from headrace.core.plan import Event
 from headrace.core.scheduler import Scheduler
+from headrace.engine.constrain import DEAD_END
 from headrace.engine.messages import Logprob, Observation, Output
 from headrace.engine.pack import has_penalties, needs_lists
 from headrace.engine.state import ParameterTable, RequestState, SequenceState
@@ -72,7 +73,8 @@ class Books:
             state.counts[token] = state.counts.get(token, 0) + 1
         if state.cursor is not None:
             try:
-                state.cursor.accept((token,))
+                if not state.cursor.accept((token,)):
+                    state.fault = state.fault or DEAD_END
             except RequestError as error:  # nothing can follow: this request alone ends
                 state.fault = str(error)
         if logprob is not None:

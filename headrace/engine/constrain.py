@@ -18,6 +18,11 @@ from headrace.ops.batch import U32, RaggedBatch
 from headrace.text.grammar import Grammar, GrammarCompiler
 from headrace.text.tokenizer import Tokenizer
 
+DEAD_END = (
+    "structured_outputs: no token may follow: the constraint and allowed_token_ids, bad_words or"
+    " min_tokens exclude each other"
+)
+
 
 @dataclass
 class MaskTimes:
@@ -147,4 +152,6 @@ def _fill(jobs: list[tuple[SequenceState, U32]]) -> float:
             row[:] = 0xFFFFFFFF
         if state.mask is not None:
             row &= state.mask
+            if not row.any():
+                state.fault = DEAD_END
     return time.perf_counter() - started

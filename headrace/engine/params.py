@@ -31,20 +31,26 @@ class Vocabulary(Protocol):
     def encode(self, text: str, *, specials: bool = ..., add_special: bool = ...) -> list[int]: ...
 
 
+def _shown(value: Any) -> str:
+    """A value as an error message shows it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
 def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     """Refuse a value that is not a finite number in [low, high] (or (low, high])."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError(name, f"{name} must be a finite number, got {value!r}")
+        raise RequestError(name, f"{name} must be a finite number, got {_shown(value)}")
     if value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["
-        raise RequestError(name, f"{name} must be in {bracket}{low}, {high}], got {value}")
+        raise RequestError(name, f"{name} must be in {bracket}{low}, {high}], got {_shown(value)}")
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(name, f"{name} must be an integer, got {value!r}")
+        raise RequestError(name, f"{name} must be an integer, got {_shown(value)}")
     if not low <= value <= high:
-        raise RequestError(name, f"{name} must be in [{low}, {high}], got {value}")
+        raise RequestError(name, f"{name} must be in [{low}, {high}], got {_shown(value)}")
 
 
 def _token_ids(name: str, ids: Iterable[Any], vocabulary: int) -> tuple[int, ...]:
@@ -52,7 +58,8 @@ def _token_ids(name: str, ids: Iterable[Any], vocabulary: int) -> tuple[int, ...
     for value in result:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary:
             raise RequestError(
-                name, f"{name}: token id {value!r} is outside the vocabulary [0, {vocabulary})"
+                name,
+                f"{name}: token id {_shown(value)} is outside the vocabulary [0, {vocabulary})",
             )
     return result
 
@@ -209,6 +216,14 @@ def make_submit(
         allowed = _token_ids("allowed_token_ids", params.allowed_token_ids, tokenizer.vocabulary)
         if not allowed:
             raise RequestError("allowed_token_ids", "allowed_token_ids is empty: nothing is left")
+    bad_words = _bad_word_ids(params.bad_words, tokenizer) if params.bad_words else ()
+    if allowed is not None:
+        banned = {word[0] for word in bad_words if len(word) == 1}
+        if params.min_tokens:
+            banned.update(stop_tokens)
+        if banned.issuperset(allowed):
+            text = "allowed_token_ids: bad_words and min_tokens ban all of them"
+            raise RequestError("allowed_token_ids", text)
     seed = params.seed if params.seed is not None else default_seed
     ranked = params.best_of is not None and params.best_of > params.n
     sampling = SamplingSpec(
@@ -223,7 +238,7 @@ def make_submit(
         logit_bias=bias,
         banned_until=(stop_tokens, params.min_tokens),
         allowed=allowed,
-        bad_words=_bad_word_ids(params.bad_words, tokenizer) if params.bad_words else (),
+        bad_words=bad_words,
         logprobs=0 if ranked and params.logprobs is None else params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
     )

@@ -52,7 +52,8 @@ class App:
     """The ASGI application.
 
     A request waits for `serve` to have been called, or for `fail`: the server may listen while the
-    engine is still loading. alive: whether the engine runs.
+    engine is still loading. alive: whether the engine runs. paths: what it answers, by path and
+    method (one that ends in / takes a name after it).
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class App:
         self._chat_body = msgspec.json.Decoder(ChatRequest)
         self._tokenize_body = msgspec.json.Decoder(TokenizeRequest)
         self._detokenize_body = msgspec.json.Decoder(DetokenizeRequest)
-        self._paths: Mapping[str, Mapping[str, Handler]] = {
+        self.paths: Mapping[str, Mapping[str, Handler]] = {
             "/v1/completions": {"POST": self._completions},
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/models": {"GET": self._models},
@@ -172,7 +173,7 @@ class App:
         path = exchange.path
         if path.startswith("/v1/models/"):
             path = "/v1/models/"
-        methods = self._paths.get(path)
+        methods = self.paths.get(path)
         if methods is None:
             path = exchange.path[:200]
             await exchange.answer(404, error_body(f"there is no path {path}", 404))
@@ -221,9 +222,15 @@ class App:
         template = self._template
         if request.chat_template is not None:
             template = chat_template(served.tokenizer, request.chat_template)
+            if template is not None and template.fault is not None:
+                text = f"chat_template: the template is broken ({template.fault})"
+                raise RequestError("chat_template", text)
         tools = tool_plan(request, template)
         shown = [] if tools is None else tools.tools or []
         ids = await chat_prompt(request, served, template, shown)
+        if not ids:
+            text = "messages: the chat template makes an empty prompt of them"
+            raise RequestError("messages", text)
         limits = {request.max_tokens, request.max_completion_tokens} - {None}
         if len(limits) > 1:
             raise RequestError(

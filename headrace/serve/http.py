@@ -34,6 +34,7 @@ TYPES = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestEntityTooLargeError",
+    415: "UnsupportedMediaTypeError",
     422: "UnprocessableEntityError",
     429: "RateLimitError",
     500: "InternalServerError",
@@ -56,7 +57,7 @@ def as_answer(error: Exception) -> tuple[int, bytes, list[Header]]:
         return error.code, error_body(str(error), error.code), [(b"retry-after", retry)]
     if isinstance(error, RequestError):
         # the rest of a body that is too long or too slow is not waited for
-        closing = [(b"connection", b"close")] if error.code in (408, 413) else []
+        closing = [(b"connection", b"close")] if error.code in (408, 413, 415) else []
         return error.code, error_body(str(error), error.code, error.field), closing
     if isinstance(error, EngineDeadError):
         return 503, error_body(str(error), 503), []
@@ -86,7 +87,9 @@ class Exchange:
         return None
 
     async def body(self) -> bytes:
-        """The whole body. Raises RequestError 413 (too long) or 408 (too slow)."""
+        """The whole body. Raises RequestError 413 (too long), 408 (too slow), or 415 (said to be
+        other than plain JSON; a browser can't be made to send that to a foreign server)."""
+        self._check_type()
         message = await self._message(BODY_SECONDS)
         part: bytes = message.get("body", b"")
         if not message.get("more_body", False):
@@ -108,6 +111,18 @@ class Exchange:
         if size > kept:
             parts.clear()
         return _bounded(b"".join(parts), size)
+
+    def _check_type(self) -> None:
+        kind = self.header(b"content-type")
+        media = b"" if kind is None else kind.partition(b";")[0].strip().lower()
+        if media and media != b"application/json" and not media.endswith(b"+json"):
+            shown = media[:100].decode("latin-1")
+            text = f"the content type is {shown}; send Content-Type: application/json"
+            raise RequestError(None, text, code=415)
+        coding = (self.header(b"content-encoding") or b"identity").strip().lower()
+        if coding != b"identity":
+            shown = coding[:100].decode("latin-1")
+            raise RequestError(None, f"a body in {shown} is not read; send it plain", code=415)
 
     async def _message(self, limit: float) -> MutableMapping[str, Any]:
         try:

@@ -51,6 +51,8 @@ ERRORS = {
     "404": "There is no such model",
     "408": "The body came too slowly",
     "413": "The body is too long",
+    "415": "The body is said to be other than plain JSON",
+    "422": "A constraint led nowhere",
     "500": "An internal error",
     "503": "The server is full, starting or stopping; see Retry-After",
 }

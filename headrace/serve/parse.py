@@ -21,6 +21,12 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`", re.DOTAL
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*?)`")
 
 
+RENAMED = {
+    "functions": "tools", "function_call": "tool_choice", "max_new_tokens": "max_tokens",
+    "num_predict": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
+    "stop_words": "stop",
+}  # fmt: skip
+"""Names that other or older APIs have for fields of this one."""
 LARGE_BODY = 64 << 10
 """Bytes from which a body is decoded in a thread."""
 
@@ -48,6 +54,13 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise RequestError(None, "the body is nested too deeply") from None
     try:
         value = msgspec.json.decode(body)
+    except msgspec.ValidationError:  # a number that nothing holds: the first error knows its field
+        raise explain(first, decoder.type) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(None, f"the body is not legal JSON: {_reason(error)}") from None
+    except RecursionError:
+        raise RequestError(None, "the body is nested too deeply") from None
+    try:
         if not isinstance(value, dict):
             raise RequestError(None, "the body must be a JSON object")
         present = without_nulls(value, typing.cast("type[msgspec.Struct]", decoder.type))
@@ -57,8 +70,6 @@ def parse(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         return converted
     except msgspec.ValidationError as error:
         raise explain(error, decoder.type) from None
-    except msgspec.DecodeError as error:
-        raise RequestError(None, f"the body is not legal JSON: {_reason(error)}") from None
     except RecursionError:
         raise RequestError(None, "the body is nested too deeply") from None
 
@@ -106,7 +117,7 @@ def _part(kind: Any, wanted: Any) -> Any:
 
 
 def _reason(error: msgspec.DecodeError) -> str:
-    text = str(error)
+    text = str(error).removeprefix("JSON is malformed: ")
     if "truncated" in text:
         return "it ends early, or a \\u escape is half of a surrogate pair"
     return text[:1].lower() + text[1:]
@@ -123,6 +134,7 @@ def explain(error: msgspec.ValidationError, kind: Any) -> RequestError:
         known = [field.encode_name for field in msgspec.structs.fields(kind)] if not path else []
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
+        hint = f"; use {RENAMED[name]}" if name in RENAMED else hint
         return RequestError(where, f"{where}: this field is not known{hint}")
     if missing := _MISSING.match(what):
         where = f"{path}.{missing['name']}" if path else missing["name"]
@@ -131,6 +143,7 @@ def explain(error: msgspec.ValidationError, kind: Any) -> RequestError:
         return RequestError(None, "the body must be a JSON object")
     what = what.replace("`", "").replace(" | null", "")
     what = what[:1].lower() + what[1:]
+    path = path.removesuffix("[...]")  # the reader doesn't say which key
     return RequestError(path, f"{path}: {what}{_limits(kind, path)}")
 
 
@@ -146,7 +159,7 @@ def _limits(kind: Any, path: str) -> str:
     }  # fmt: skip
     parts = [f"{words[key]} {value}" for item in options for key, value in item.items()
              if key in words]  # fmt: skip
-    return f" ({name} is {', '.join(parts)})" if parts else ""
+    return f" ({name}: {', '.join(parts)})" if parts else ""
 
 
 @cache

@@ -119,7 +119,18 @@ def constraint_of(request: Generation) -> tuple[str, GrammarSpec] | None:
     return next(iter(found.items()), None)
 
 
+FORMAT_MEMBERS = {
+    "text": (), "json_object": (), "json_schema": ("json_schema",),
+    "structural_tag": ("structures", "triggers", "format"),
+}  # fmt: skip
+"""Members of response_format beside its type, by type."""
+
+
 def _format(given: ResponseFormat) -> GrammarSpec | None:
+    for name in ("json_schema", "structures", "triggers", "format"):
+        if getattr(given, name) is not None and name not in FORMAT_MEMBERS.get(given.type, (name,)):
+            where = f"response_format.{name}"
+            raise RequestError(where, f"{where}: not with the type {given.type}")
     if given.type == "text":
         return None
     if given.type == "json_object":
@@ -192,7 +203,7 @@ def sampling_of(
 
 
 def _chat_logprobs(request: ChatRequest) -> int | None:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise RequestError("top_logprobs", "top_logprobs: needs logprobs to be true")
     return (request.top_logprobs or 0) if request.logprobs else None
 

@@ -120,6 +120,8 @@ class CompletionShape:
             return b""
         choice = self._choice(prompt, Piece(index), [])
         choice["text"] = self._echo_text(prompt)
+        if self._options.return_ids:
+            choice["prompt_token_ids"] = prompt.submit.prompt
         if self._options.logprobs is not None and self._echo is not None:
             choice["logprobs"] = self._logprobs(self._echoed(prompt))
         return b"data: " + encode(self._head | {"choices": [choice]}) + b"\n\n"

@@ -80,6 +80,11 @@ class ChatTemplate:
             self._fault = str(error) or type(error).__name__
             log.warning("the chat template is broken, chat requests will fail: %s", self._fault)
 
+    @property
+    def fault(self) -> str | None:
+        """Why the template can't be used, None where it can."""
+        return self._fault if self._template is None else None
+
     def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The text of a conversation. Raises RequestError ('messages') with the template's own
         words where it rejects the conversation, fails on it or takes too much."""

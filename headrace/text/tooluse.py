@@ -21,6 +21,7 @@ from headrace.text.tools import HERMES, JSON_LIST, ToolFormat, ToolParser, forma
 FIELD = "tools"
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ANY_OBJECT = {"type": "object"}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_TOOLS = 128
 
 
@@ -105,12 +106,12 @@ def _chosen(choice: Any) -> str:
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a function's arguments: any object where it has none. Raises RequestError where
-    it has to be followed and can't be."""
+    """The schema of a function's arguments; one without parameters takes none (an empty object), as
+    in the OpenAI API. Raises RequestError where it has to be followed and can't be."""
     function = tool["function"]
     schema = function.get("parameters")
     if schema is None:
-        return dict(ANY_OBJECT)
+        return dict(NO_ARGUMENTS)
     field = f"{FIELD}: function {function['name']!r}: parameters"
     if not isinstance(schema, Mapping):
         raise RequestError(FIELD, f"{field} must be a JSON schema")

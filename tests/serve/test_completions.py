@@ -204,6 +204,8 @@ async def test_token_ids_are_returned_when_asked_for(site: Site) -> None:
     assert choice["prompt_token_ids"] == site.tokenizer.encode("the")
     chunks = events(await site.complete("the", return_token_ids=True, stream=True))
     assert [t for chunk in chunks for t in chunk["choices"][0]["token_ids"]] == ids
+    shown = [chunk["choices"][0].get("prompt_token_ids") for chunk in chunks]
+    assert shown == [site.tokenizer.encode("the"), *[None] * (len(chunks) - 1)]
     named = (await site.complete(logprobs=0, return_tokens_as_token_ids=True)).json()
     assert named["choices"][0]["logprobs"]["tokens"] == [f"token_id:{token}" for token in ids]
 

@@ -1,10 +1,12 @@
 """The API against its own document, by schemathesis."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from headrace.serve.openapi import document
 from headrace.serve.resolve import Served
 from tests.serve.conftest import Site
 from tests.serve.live import serving
@@ -13,6 +15,11 @@ CHECKS = (
     "not_a_server_error,response_schema_conformance,content_type_conformance,"
     "status_code_conformance"
 )
+
+
+def test_the_document_has_every_path_and_no_other(site: Site) -> None:
+    served = {path + "{model}" if path.endswith("/") else path for path in site.app().paths}
+    assert set(json.loads(document())["paths"]) == served
 
 
 def test_no_request_that_fits_the_document_breaks_the_server(site: Site, tmp_path: Path) -> None:

@@ -362,3 +362,77 @@ async def test_huge_values_do_not_hold_up_the_others(site: Site, field: str, val
     if field != "guided_choice":
         assert field in error_of(response)["message"]
     assert longest < 0.5  # CPU seconds
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "application/json"}, 200),
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200),
+        ({"content-type": "application/vnd.api+json"}, 200),
+        ({}, 200),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "multipart/form-data; boundary=x"}, 415),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, 415),
+        ({"content-type": "application/json", "content-encoding": "identity"}, 200),
+    ],
+    ids=str,
+)
+@run_async
+async def test_only_plain_json_is_read(site: Site, headers: dict[str, str], status: int) -> None:
+    raw = b'{"prompt":"hi","messages":[{"role":"user","content":"a"}]}'
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        answer = await site.send("POST", path, content=raw, headers=headers)
+        if status == 415:
+            assert error_of(answer, 415)["type"] == "UnsupportedMediaTypeError"
+        else:
+            assert answer.status_code in (200, 400)
+    assert bool(site.engine.submits) is False  # no path takes this very body
+
+
+@pytest.mark.parametrize(
+    ("raw", "param", "words"),
+    [
+        (b'{"prompt":"a","temperature":1e999}', "temperature", "out of range"),
+        (b'{"prompt":"a","logit_bias":{"5":-1e400}}', "logit_bias", "out of range"),
+        (b'{"prompt":"a","seed":' + b"9" * 5000 + b"}", "seed", "out of range"),
+        (b'{"prompt":"a","max_tokens":' + b"9" * 2000 + b"}", "max_tokens", "must be in"),
+        (b'{"prompt":"a","logit_bias":{"5":101}}', "logit_bias", "100"),
+        (b'{"prompt":"a","temperature":NaN}', None, "not legal JSON: invalid character"),
+        (b'{"prompt":"a","functions":[]}', "functions", "use tools"),
+        (b'{"prompt":"a","function_call":"auto"}', "function_call", "use tool_choice"),
+        (b'{"prompt":"a","max_new_tokens":1}', "max_new_tokens", "use max_tokens"),
+        (b'{"prompt":"a","response_format":{"type":"text","json_schema":{"schema":{}}}}',
+         "response_format.json_schema", "not with the type text"),
+        (b'{"prompt":"a","response_format":{"type":"json_object","triggers":[]}}',
+         "response_format.triggers", "not with the type json_object"),
+        (b'{"prompt":"a","allowed_token_ids":[2],"min_tokens":1}', "allowed_token_ids", "ban all"),
+        (b'{"prompt":"a","allowed_token_ids":[75],"bad_words":["i"]}', "allowed_token_ids",
+         "ban all"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+@run_async
+async def test_a_refusal_names_the_field_and_says_what_to_do(
+    site: Site, raw: bytes, param: str | None, words: str
+) -> None:
+    error = error_of(await site.send("POST", "/v1/completions", content=raw))
+    assert error["param"] == param
+    assert words in error["message"]
+    assert len(error["message"]) < 300
+    assert site.engine.submits == []
+
+
+@run_async
+async def test_a_template_of_the_request_is_refused_as_such(site: Site) -> None:
+    error = error_of(await site.chat(chat_template="{% for"))
+    assert error["param"] == "chat_template"
+    assert error_of(await site.chat(chat_template=""))["param"] == "messages"
+    assert (await site.chat(chat_template="{{ messages[0]['content'] }}")).status_code == 200
+
+
+@run_async
+async def test_no_alternatives_need_no_logprobs(site: Site) -> None:
+    assert (await site.chat(top_logprobs=0)).status_code == 200
+    assert error_of(await site.chat(top_logprobs=1))["param"] == "top_logprobs"
