@@ -1,6 +1,6 @@
 """The plan as a page with plots."""
 
-from headrace.cost.capacity import Choice, Gain
+from headrace.cost.capacity import Choice, Gain, Point
 from headrace.cost.charts import Chart, Line, Mark, Series
 from headrace.cost.formulas.rates import knee
 from headrace.cost.options import Answer, describe
@@ -76,9 +76,7 @@ def _choices(found: Answer) -> Table:
 def _latency(best: Choice, tpot: float | None) -> Chart:
     points = [(p.throughput, p.tpot * 1e3) for p in best.curve]
     bend = best.curve[knee([(float(p.batch), p.throughput) for p in best.curve])]
-    marks = [Mark(f"knee, batch {bend.batch}", bend.throughput, bend.tpot * 1e3)]
-    if best.at.batch != bend.batch:
-        marks.append(Mark(f"chosen, batch {best.at.batch}", best.at.throughput, best.at.tpot * 1e3))
+    marks = [Mark(label, at.throughput, at.tpot * 1e3) for label, at in _marked(best, bend)]
     lines = [Line(f"TPOT promise {tpot * 1e3:g} ms", tpot * 1e3)] if tpot is not None else []
     return Chart(
         "Time per output token by throughput of a replica",
@@ -90,6 +88,13 @@ def _latency(best: Choice, tpot: float | None) -> Chart:
     )
 
 
+def _marked(best: Choice, bend: Point) -> list[tuple[str, Point]]:
+    """The points to mark, with their labels: one where the knee is what was chosen."""
+    if best.at.batch == bend.batch:
+        return [(f"knee, batch {bend.batch} (chosen)", bend)]
+    return [(f"knee, batch {bend.batch}", bend), (f"chosen, batch {best.at.batch}", best.at)]
+
+
 def _batches(best: Choice) -> Chart:
     points = [(float(p.batch), p.throughput) for p in best.curve]
     bend = best.curve[knee(points)]
@@ -99,10 +104,7 @@ def _batches(best: Choice) -> Chart:
         "output tokens per second, one replica",
         [Series("throughput", points)],
         [],
-        [
-            Mark(f"knee, batch {bend.batch}", float(bend.batch), bend.throughput),
-            Mark(f"chosen, batch {best.at.batch}", float(best.at.batch), best.at.throughput),
-        ],
+        [Mark(label, float(at.batch), at.throughput) for label, at in _marked(best, bend)],
         log_x=True,
     )
 
