@@ -240,8 +240,8 @@ def _attend_tiles(
     v: F32,
     sinks: F32 | None,
 ) -> F32:
-    """q, near: [tiles, heads, TILE, d]; at: [tiles, 1, TILE, 1], -1 in padding -> [tiles, heads, TILE,
-    value width]."""
+    """q, near: [tiles, heads, TILE, d]; at: [tiles, 1, TILE, 1], -1 in padding -> [tiles, heads,
+    TILE, value width]."""
     tiles, heads = q.shape[:2]
     top = np.full((tiles, heads, TILE, 1), -np.inf, np.float32)
     total = np.zeros_like(top)

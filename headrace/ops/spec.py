@@ -120,9 +120,10 @@ class RopeStore(Op):
     rope: name of a weight vector [rotary/2] with the inverse frequencies, or None for no rotation.
     The angle is float32(position) * inv_freq rounded to float32, or, where `wide`, the exact
     product (positions far beyond a model's context, where a float32 angle is too coarse); cos and
-    sin are taken of that and multiplied by rope_scale (yarn's and longrope's attention factor). Only the first 2*len(rope)
-    values of a head turn. style 'halves' pairs i with i + rotary/2 (GPT-NeoX, Hugging Face
-    checkpoints); 'pairs' pairs 2i with 2i+1 (GGUF files of the Llama family).
+    sin are taken of that and multiplied by rope_scale (yarn's and longrope's attention factor).
+    Only the first 2*len(rope) values of a head turn. style 'halves' pairs i with i + rotary/2
+    (GPT-NeoX, Hugging Face checkpoints); 'pairs' pairs 2i with 2i+1 (GGUF files of the Llama
+    family).
     q_norm, k_norm: weights of an RMS norm over each head (norm_over 'head': Qwen3, Gemma 3) or over
     the whole q or k row (norm_over 'row': OLMo 2), before rotation.
     near: where given, gets q as out does, but rotated as at min(position, near_position): the

@@ -55,8 +55,9 @@ class Sizes:
     """Where everything lies, and the bytes of each mapping.
 
     packed: native weights by name. matrices, vectors: offsets in the weight memory, by name.
-    tables: rope tables by (weight, scale, wide). placed: the buffers. quantized, shared, scratch: offsets
-    in the workspace of the quantized activations, the attention partials and the threads' scratch.
+    tables: rope tables by (weight, scale, wide). placed: the buffers. quantized, shared, scratch:
+    offsets in the workspace of the quantized activations, the attention partials and the threads'
+    scratch.
     """
 
     packed: Mapping[str, Any]
