@@ -57,7 +57,7 @@ def as_answer(error: Exception) -> tuple[int, bytes, list[Header]]:
         return error.code, error_body(str(error), error.code), [(b"retry-after", retry)]
     if isinstance(error, RequestError):
         # the rest of a body that is too long or too slow is not waited for
-        closing = [(b"connection", b"close")] if error.code in (408, 413, 415) else []
+        closing = [(b"connection", b"close")] if error.code in (408, 413) else []
         return error.code, error_body(str(error), error.code, error.field), closing
     if isinstance(error, EngineDeadError):
         return 503, error_body(str(error), 503), []
@@ -89,7 +89,11 @@ class Exchange:
     async def body(self) -> bytes:
         """The whole body. Raises RequestError 413 (too long), 408 (too slow), or 415 (said to be
         other than plain JSON; a browser can't be made to send that to a foreign server)."""
+        whole = await self._whole_body()  # also of one that is refused: its sender reads then
         self._check_type()
+        return whole
+
+    async def _whole_body(self) -> bytes:
         message = await self._message(BODY_SECONDS)
         part: bytes = message.get("body", b"")
         if not message.get("more_body", False):

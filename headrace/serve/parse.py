@@ -144,6 +144,8 @@ def explain(error: msgspec.ValidationError, kind: Any) -> RequestError:
     what = what.replace("`", "").replace(" | null", "")
     what = what[:1].lower() + what[1:]
     path = path.removesuffix("[...]")  # the reader doesn't say which key
+    if match and match["part"] == "key":
+        what = f"a key: {what}"
     return RequestError(path, f"{path}: {what}{_limits(kind, path)}")
 
 

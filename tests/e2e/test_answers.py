@@ -299,36 +299,3 @@ def test_a_forced_call_streams_its_arguments(server: Server) -> None:
     joined = "".join(piece["function"].get("arguments", "") for piece in pieces)
     assert joined == call["function"]["arguments"]
     assert events[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "tool_calls"
-
-
-def test_metrics_tell_what_masks_cost_and_what_the_grammar_forced(server: Server) -> None:
-    names = ("masks", "mask_seconds", "mask_hidden_seconds", "forced_tokens")
-
-    def counts() -> dict[str, float]:
-        return {name: server.metric(f"headrace:{name}_total") for name in names}
-
-    before = counts()
-    server.complete(PROMPT, max_tokens=8)
-    assert counts() == before
-    server.complete(PROMPT, max_tokens=40, structured_outputs={"regex": "[a-z]{9} and so forth"})
-    spent = {name: value - before[name] for name, value in counts().items()}
-    assert spent["masks"] >= 2
-    assert 0 < spent["mask_seconds"] < 5
-    assert 0 <= spent["mask_hidden_seconds"] <= spent["mask_seconds"]
-    assert spent["forced_tokens"] >= 2
-
-
-def test_wishes_that_exclude_each_other_end_their_request_alone(server: Server) -> None:
-    the = server.post("/tokenize", prompt="the").json()["tokens"]
-    for wishes in (
-        {"structured_outputs": {"regex": "abc"}, "allowed_token_ids": the},
-        {"structured_outputs": {"choice": ["yes"]}, "bad_words": ["yes", "y", "ye", "es", "s"]},
-        {"structured_outputs": {"choice": ["yes", "no"]}, "allowed_token_ids": the, "logprobs": 1},
-    ):
-        answer = server.post("/v1/completions", prompt=PROMPT, max_tokens=8, **wishes)
-        assert answer.status_code == 422, answer.text
-        error = answer.json()["error"]
-        assert error["param"].startswith("structured_outputs")
-        assert "exclude each other" in error["message"]
-        assert server.complete(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
-    assert server.settled("vllm:num_requests_running", 0) == 0
