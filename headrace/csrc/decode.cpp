@@ -12,51 +12,33 @@ uint16_t half_bits(const uint8_t *at) {
   return bits;
 }
 
-// IEEE half to float; blocks hold finite values.
-float half(uint16_t bits) {
-  uint32_t magnitude = (bits & 0x7fffu) << 13;
-  float value;
-  std::memcpy(&value, &magnitude, 4);
-  value *= 0x1p112f;
-  return bits & 0x8000u ? -value : value;
-}
-float half(const uint8_t *at) { return half(half_bits(at)); }
-
 void set_scale(Block &block, const uint8_t *at) {
   block.scale_bits[0] = block.scale_bits[1] = half_bits(at);
-  block.scale[0] = block.scale[1] = half(at);
 }
 void set_minimum(Block &block, const uint8_t *at) {
   block.minimum_bits[0] = block.minimum_bits[1] = half_bits(at);
-  block.minimum[0] = block.minimum[1] = half(at);
+}
+// The minimum of K blocks is taken off.
+void set_negative_minimum(Block &block, const uint8_t *at) {
+  block.minimum_bits[0] = block.minimum_bits[1] = static_cast<uint16_t>(half_bits(at) ^ 0x8000u);
 }
 
-const int8_t kCode[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-const int8_t kFloat4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-void nibbles(const uint8_t *at, Block &block, int offset) {
+void nibbles(const uint8_t *at, Block &block) {
   for (int i = 0; i < 16; ++i) {
-    block.value[i] = static_cast<int8_t>((at[i] & 15) - offset);
-    block.value[i + 16] = static_cast<int8_t>((at[i] >> 4) - offset);
+    block.value[i] = static_cast<int8_t>(at[i] & 15);
+    block.value[i + 16] = static_cast<int8_t>(at[i] >> 4);
   }
 }
-void codes(const uint8_t *at, Block &block, const int8_t *table) {
-  for (int i = 0; i < 16; ++i) {
-    block.value[i] = table[at[i] & 15];
-    block.value[i + 16] = table[at[i] >> 4];
-  }
-}
-
 void q4_0(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 18;
   set_scale(block, at);
-  nibbles(at + 2, block, 8);
+  nibbles(at + 2, block);
 }
 void q4_1(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 20;
   set_scale(block, at);
   set_minimum(block, at + 2);
-  nibbles(at + 4, block, 0);
+  nibbles(at + 4, block);
 }
 void fifth_bits(const uint8_t *at, Block &block) {
   for (int i = 0; i < 32; ++i)
@@ -65,14 +47,14 @@ void fifth_bits(const uint8_t *at, Block &block) {
 void q5_0(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 22;
   set_scale(block, at);
-  nibbles(at + 6, block, 16);
+  nibbles(at + 6, block);
   fifth_bits(at + 2, block);
 }
 void q5_1(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 24;
   set_scale(block, at);
   set_minimum(block, at + 2);
-  nibbles(at + 8, block, 0);
+  nibbles(at + 8, block);
   fifth_bits(at + 4, block);
 }
 void q8_0(const uint8_t *row, int32_t g, Block &block) {
@@ -87,10 +69,11 @@ int pair_of(const uint8_t *run, int part, int i) { return run[i] >> 2 * part & 3
 void q2_k(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g / 8 * 84;
   int part = g % 8;
+  set_scale(block, at + 80);
+  set_negative_minimum(block, at + 82);
   for (int h = 0; h < 2; ++h) {
-    uint8_t scales = at[part * 2 + h];
-    block.scale[h] = half(at + 80) * static_cast<float>(scales & 15);
-    block.minimum[h] = -(half(at + 82) * static_cast<float>(scales >> 4));
+    block.scale_byte[h] = static_cast<int8_t>(at[part * 2 + h] & 15);
+    block.minimum_byte[h] = static_cast<int8_t>(at[part * 2 + h] >> 4);
   }
   for (int i = 0; i < 32; ++i)
     block.value[i] = static_cast<int8_t>(pair_of(at + 16 + part / 4 * 32, part % 4, i));
@@ -99,16 +82,17 @@ void q2_k(const uint8_t *row, int32_t g, Block &block) {
 void q3_k(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g / 8 * 110;
   int part = g % 8;
+  set_scale(block, at + 108);
   for (int h = 0; h < 2; ++h) {
     int s = part * 2 + h;
     int low = s < 8 ? at[96 + s] & 15 : at[96 + s - 8] >> 4;
     int high = at[104 + s % 4] >> 2 * (s / 4) & 3;
-    block.scale[h] = half(at + 108) * static_cast<float>((low | high << 4) - 32);
+    block.scale_byte[h] = static_cast<int8_t>((low | high << 4) - 32);
   }
   for (int i = 0; i < 32; ++i) {
     int present = at[i] >> part & 1;
     int value = pair_of(at + 32 + part / 4 * 32, part % 4, i);
-    block.value[i] = static_cast<int8_t>(value - (present ? 0 : 4));
+    block.value[i] = static_cast<int8_t>(value | present << 2);
   }
 }
 
@@ -122,8 +106,10 @@ void six_bit_scales(const uint8_t *at, int part, Block &block) {
     scale = (packed[part + 4] & 15) | (packed[part - 4] >> 2 & 48);
     minimum = packed[part + 4] >> 4 | (packed[part] >> 2 & 48);
   }
-  block.scale[0] = block.scale[1] = half(at) * static_cast<float>(scale);
-  block.minimum[0] = block.minimum[1] = -(half(at + 2) * static_cast<float>(minimum));
+  set_scale(block, at);
+  set_negative_minimum(block, at + 2);
+  block.scale_byte[0] = block.scale_byte[1] = static_cast<int8_t>(scale);
+  block.minimum_byte[0] = block.minimum_byte[1] = static_cast<int8_t>(minimum);
 }
 
 // In each run of 32 bytes the low nibbles are one group, the high ones the next.
@@ -149,21 +135,19 @@ void q5_k(const uint8_t *row, int32_t g, Block &block) {
 void q6_k(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g / 8 * 210;
   int part = g % 8, run = part / 4, place = part % 4;
-  for (int h = 0; h < 2; ++h) {
-    int8_t scale = static_cast<int8_t>(at[192 + part * 2 + h]);
-    block.scale[h] = half(at + 208) * static_cast<float>(scale);
-  }
+  set_scale(block, at + 208);
+  for (int h = 0; h < 2; ++h) block.scale_byte[h] = static_cast<int8_t>(at[192 + part * 2 + h]);
   for (int i = 0; i < 32; ++i) {
     int low = at[run * 64 + place % 2 * 32 + i] >> place / 2 * 4 & 15;
     int high = pair_of(at + 128 + run * 32, place, i);
-    block.value[i] = static_cast<int8_t>((low | high << 4) - 32);
+    block.value[i] = static_cast<int8_t>(low | high << 4);
   }
 }
 
 void iq4_nl(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 18;
   set_scale(block, at);
-  codes(at + 2, block, kCode);
+  nibbles(at + 2, block);
 }
 
 void iq4_xs(const uint8_t *row, int32_t g, Block &block) {
@@ -171,8 +155,9 @@ void iq4_xs(const uint8_t *row, int32_t g, Block &block) {
   int part = g % 8;
   int low = at[4 + part / 2] >> part % 2 * 4 & 15;
   int high = half_bits(at + 2) >> 2 * part & 3;
-  block.scale[0] = block.scale[1] = half(at) * static_cast<float>((low | high << 4) - 32);
-  codes(at + 8 + part * 16, block, kCode);
+  set_scale(block, at);
+  block.scale_byte[0] = block.scale_byte[1] = static_cast<int8_t>((low | high << 4) - 32);
+  nibbles(at + 8 + part * 16, block);
 }
 
 void mxfp4(const uint8_t *row, int32_t g, Block &block) {
@@ -181,7 +166,7 @@ void mxfp4(const uint8_t *row, int32_t g, Block &block) {
   uint32_t bits = at[0] < 2 ? 0x200000u << at[0] : static_cast<uint32_t>(at[0] - 1) << 23;
   std::memcpy(&block.scale[0], &bits, 4);
   block.scale[1] = block.scale[0];
-  codes(at + 1, block, kFloat4);
+  nibbles(at + 1, block);
 }
 
 float single(const uint8_t *at) {
@@ -195,7 +180,7 @@ void i4(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 24;
   block.scale[0] = block.scale[1] = single(at);
   block.minimum[0] = block.minimum[1] = single(at + 4);
-  nibbles(at + 8, block, 0);
+  nibbles(at + 8, block);
 }
 void i8(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 36;
@@ -209,41 +194,40 @@ void i8m(const uint8_t *row, int32_t g, Block &block) {
   std::memcpy(block.value, at + 8, kGroup);
 }
 
-constexpr Scheme kNibbleHalf{Layout::n4, true, false, false};
-constexpr Scheme kNibbleHalfMin{Layout::n4, true, true, false};
-constexpr Scheme kNibbleMin{Layout::n4, false, true, false};
-constexpr Scheme kNibbleFine{Layout::n4, false, false, true};
-constexpr Scheme kNibbleFineMin{Layout::n4, false, true, true};
-constexpr Scheme kByteHalf{Layout::b8, true, false, false};
-constexpr Scheme kByteHalfMin{Layout::b8, true, true, false};
-constexpr Scheme kByte{Layout::b8, false, false, false};
-constexpr Scheme kByteMin{Layout::b8, false, true, false};
-constexpr Scheme kByteFine{Layout::b8, false, false, true};
+constexpr Scheme floats(Layout layout) { return {layout, Scales::single, false, false}; }
 
 const SourceFormat kFormats[] = {
-    {"F32", 1, 4, {Layout::f32, false, false, false}, nullptr},
-    {"F16", 1, 2, {Layout::f16, false, false, false}, nullptr},
-    {"BF16", 1, 2, {Layout::bf16, false, false, false}, nullptr},
-    {"F64", 1, 8, {Layout::f32, false, false, false}, nullptr},
-    {"Q4_0", 32, 18, kNibbleHalf, q4_0},
-    {"Q4_1", 32, 20, kNibbleHalfMin, q4_1},
-    {"Q5_0", 32, 22, kByteHalf, q5_0},
-    {"Q5_1", 32, 24, kByteHalfMin, q5_1},
-    {"Q8_0", 32, 34, kByteHalf, q8_0},
-    {"Q2_K", 256, 84, kNibbleFineMin, q2_k},
-    {"Q3_K", 256, 110, kNibbleFine, q3_k},
-    {"Q4_K", 256, 144, kNibbleMin, q4_k},
-    {"Q5_K", 256, 176, kByteMin, q5_k},
-    {"Q6_K", 256, 210, kByteFine, q6_k},
-    {"IQ4_NL", 32, 18, kByteHalf, iq4_nl},
-    {"IQ4_XS", 256, 136, kByte, iq4_xs},
-    {"MXFP4", 32, 17, kByte, mxfp4},
-    {"I4", 32, 24, kNibbleMin, i4},
-    {"I8", 32, 36, kByte, i8},
-    {"I8M", 32, 40, kByteMin, i8m},
+    {"F32", 1, 4, floats(Layout::f32), nullptr},
+    {"F16", 1, 2, floats(Layout::f16), nullptr},
+    {"BF16", 1, 2, floats(Layout::bf16), nullptr},
+    {"F64", 1, 8, floats(Layout::f32), nullptr},
+    {"Q4_0", 32, 18, {Layout::n4, Scales::half, false, false}, q4_0},
+    {"Q4_1", 32, 20, {Layout::n4, Scales::half, true, false}, q4_1},
+    {"Q5_0", 32, 22, {Layout::n5, Scales::half, false, false}, q5_0},
+    {"Q5_1", 32, 24, {Layout::n5, Scales::half, true, false}, q5_1},
+    {"Q8_0", 32, 34, {Layout::b8, Scales::half, false, false}, q8_0},
+    {"Q2_K", 256, 84, {Layout::n2, Scales::coarse, true, true}, q2_k},
+    {"Q3_K", 256, 110, {Layout::n3, Scales::coarse, false, true}, q3_k},
+    {"Q4_K", 256, 144, {Layout::n4, Scales::coarse, true, false}, q4_k},
+    {"Q5_K", 256, 176, {Layout::n5, Scales::coarse, true, false}, q5_k},
+    {"Q6_K", 256, 210, {Layout::n6, Scales::coarse, false, true}, q6_k},
+    {"IQ4_NL", 32, 18, {Layout::iq4, Scales::half, false, false}, iq4_nl},
+    {"IQ4_XS", 256, 136, {Layout::iq4, Scales::coarse, false, false}, iq4_xs},
+    {"MXFP4", 32, 17, {Layout::fp4, Scales::single, false, false}, mxfp4},
+    {"I4", 32, 24, {Layout::n4, Scales::single, true, false}, i4},
+    {"I8", 32, 36, {Layout::b8, Scales::single, false, false}, i8},
+    {"I8M", 32, 40, {Layout::b8, Scales::single, true, false}, i8m},
 };
 
 }  // namespace
+
+float half_value(uint16_t bits) {
+  uint32_t magnitude = (bits & 0x7fffu) << 13;
+  float value;
+  std::memcpy(&value, &magnitude, 4);
+  value *= 0x1p112f;
+  return bits & 0x8000u ? -value : value;
+}
 
 const SourceFormat &find_format(const std::string &name) {
   for (const SourceFormat &format : kFormats)

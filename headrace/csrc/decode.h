@@ -8,12 +8,14 @@
 
 namespace hr {
 
-// A group: value[k] * scale + minimum, with one scale for each half of the group (equal ones where the
-// format has a single one). Schemes with float16 scales take the bits as they are in the checkpoint.
+// A group as its scheme stores it (pack.h), with one scale for each half of the group (equal ones where
+// the format has a single one). scale, minimum: for float32 ones. The bits are float16: the scales and
+// minima themselves, or what the bytes of coarse ones are multiplied with (those of half 0).
 struct Block {
   int8_t value[kGroup];
   float scale[2], minimum[2];
   uint16_t scale_bits[2], minimum_bits[2];
+  int8_t scale_byte[2], minimum_byte[2];
 };
 
 // Reads group `group` of the row at `row`.
@@ -28,6 +30,9 @@ struct SourceFormat {
     return static_cast<size_t>(depth / values) * static_cast<size_t>(bytes);
   }
 };
+
+// IEEE half to float, for finite values.
+float half_value(uint16_t bits);
 
 // Throws std::invalid_argument for an unknown name.
 const SourceFormat &find_format(const std::string &name);

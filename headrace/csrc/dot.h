@@ -1,8 +1,8 @@
 // Sixteen columns at a time: float lanes, and the integer dot products of quantized weights.
 //
 // `Bytes` holds 16 columns x 4 consecutive values of K. `NarrowSum` adds up to 32 products of unsigned
-// nibbles, `WideSum` any number of products of signed bytes, each with activations in [-127, 127]; both
-// are exact. One instruction family per level serves any number of rows.
+// nibbles, `MiddleSum` and `WideSum` any number of products of unsigned 6-bit values and of signed bytes,
+// each with activations in [-127, 127]; all are exact. One instruction family per level serves any number of rows.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -69,18 +69,43 @@ HR_INLINE Quad load_quad(const int8_t *p) {
   std::memcpy(&word, p, 4);
   return {_mm512_set1_epi32(word)};
 }
+HR_INLINE Floats load_signed(const int8_t *p) {
+  __m128i raw = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw))};
+}
+HR_INLINE Bytes either(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+// table[b] for each byte, which is below 16.
+HR_INLINE Bytes look_up(const int8_t *table, Bytes b) {
+  __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i *>(table));
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(sixteen), b.v)};
+}
+// The bits `Mask` of each byte from place `From` on, moved to place `To`.
+template <int From, int To, int Mask>
+HR_INLINE Bytes moved(Bytes b) {
+  __m512i v = From < To ? _mm512_slli_epi16(b.v, From < To ? To - From : 0)
+                        : _mm512_srli_epi16(b.v, From < To ? 0 : From - To);
+  return {_mm512_and_si512(v, _mm512_set1_epi8(Mask << To))};
+}
 
 struct NarrowSum {
-  static constexpr bool kSigned = false;
+  static constexpr bool kWhole = false;
   __m512i v;
   HR_INLINE void begin(int32_t) { v = _mm512_setzero_si512(); }
   HR_INLINE void add(Bytes w, Quad x) { v = _mm512_dpbusd_epi32(v, w.v, x.v); }
   HR_INLINE Ints total() const { return {v}; }
 };
-// Signed weights are offset by 128 to unsigned ones; begin() takes that back with the sum of the
-// activations of the group.
+// Unsigned weights less an offset, which begin() takes off with the sum of the group's activations.
+template <int Offset>
+struct MiddleSum {
+  static constexpr bool kWhole = Offset != 0;
+  __m512i v;
+  HR_INLINE void begin(int32_t activations) { v = _mm512_set1_epi32(-Offset * activations); }
+  HR_INLINE void add(Bytes w, Quad x) { v = _mm512_dpbusd_epi32(v, w.v, x.v); }
+  HR_INLINE Ints total() const { return {v}; }
+};
+// Signed weights are offset by 128 to unsigned ones; begin() takes that back.
 struct WideSum {
-  static constexpr bool kSigned = true;
+  static constexpr bool kWhole = true;
   __m512i v;
   HR_INLINE void begin(int32_t activations) { v = _mm512_set1_epi32(-128 * activations); }
   HR_INLINE void add(Bytes w, Quad x) {
@@ -180,6 +205,30 @@ HR_INLINE Quad load_quad(const int8_t *p) {
   std::memcpy(&word, p, 4);
   return {_mm256_set1_epi32(word)};
 }
+HR_INLINE __m256 eight_signed(const int8_t *p) {
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+}
+HR_INLINE Floats load_signed(const int8_t *p) { return {eight_signed(p), eight_signed(p + 8)}; }
+HR_INLINE Bytes either(Bytes x, Bytes y) {
+  return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)};
+}
+// table[b] for each byte, which is below 16.
+HR_INLINE Bytes look_up(const int8_t *table, Bytes b) {
+  __m256i sixteen =
+      _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(table)));
+  return {_mm256_shuffle_epi8(sixteen, b.a), _mm256_shuffle_epi8(sixteen, b.b)};
+}
+// The bits `Mask` of each byte from place `From` on, moved to place `To`.
+template <int From, int To, int Mask>
+HR_INLINE Bytes moved(Bytes b) {
+  const auto one = [](__m256i v) {
+    v = From < To ? _mm256_slli_epi16(v, From < To ? To - From : 0)
+                  : _mm256_srli_epi16(v, From < To ? 0 : From - To);
+    return _mm256_and_si256(v, _mm256_set1_epi8(Mask << To));
+  };
+  return {one(b.a), one(b.b)};
+}
 
 // Makes the sum be taken here and now: compilers put off integer additions until all products are made,
 // and those do not fit the registers.
@@ -187,7 +236,7 @@ HR_INLINE void stay(__m256i &sum) { __asm__("" : "+x"(sum)); }
 
 // Pair sums in 16 bits: 32 products of at most 15 * 127 spread over two lanes stay below 2^15.
 struct NarrowSum {
-  static constexpr bool kSigned = false;
+  static constexpr bool kWhole = false;
   __m256i a, b;
   HR_INLINE void begin(int32_t) { a = b = _mm256_setzero_si256(); }
   HR_INLINE void add(Bytes w, Quad x) {
@@ -201,9 +250,27 @@ struct NarrowSum {
     return {_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones)};
   }
 };
+// Unsigned weights of up to 6 bits less an offset, which begin() takes off with the sum of the group's
+// activations: pairs reach 63 * 127 * 2, below 2^15; their sums need 32 bits.
+template <int Offset>
+struct MiddleSum {
+  static constexpr bool kWhole = Offset != 0;
+  __m256i a, b;
+  HR_INLINE void begin(int32_t activations) { a = b = _mm256_set1_epi32(-Offset * activations); }
+  static HR_INLINE __m256i product(__m256i w, __m256i x) {
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+  }
+  HR_INLINE void add(Bytes w, Quad x) {
+    a = _mm256_add_epi32(a, product(w.a, x.v));
+    b = _mm256_add_epi32(b, product(w.b, x.v));
+    stay(a);
+    stay(b);
+  }
+  HR_INLINE Ints total() const { return {a, b}; }
+};
 // |weight| times the activation with the weight's sign: pairs reach 128 * 127 * 2, below 2^15.
 struct WideSum {
-  static constexpr bool kSigned = true;
+  static constexpr bool kWhole = false;
   __m256i a, b;
   HR_INLINE void begin(int32_t) { a = b = _mm256_setzero_si256(); }
   static HR_INLINE __m256i product(__m256i w, __m256i x) {
@@ -333,6 +400,31 @@ HR_INLINE Quad load_quad(const int8_t *p) {
   return {reinterpret_cast<Short8>(Int4{even, even, even, even}),
           reinterpret_cast<Short8>(Int4{odd, odd, odd, odd})};
 }
+HR_INLINE Floats load_signed(const int8_t *p) {
+  return quarters<Floats>([&](int i) {
+    const int8_t *q = p + 4 * i;
+    return __builtin_convertvector(Int4{q[0], q[1], q[2], q[3]}, Float4);
+  });
+}
+HR_INLINE Bytes either(Bytes a, Bytes b) {
+  return quarters<Bytes>([&](int i) { return a.v[i] | b.v[i]; });
+}
+// table[b] for each byte, which is below 16.
+HR_INLINE Bytes look_up(const int8_t *table, Bytes b) {
+  uint8_t at[64];
+  std::memcpy(at, &b, sizeof at);
+  for (uint8_t &byte : at) byte = static_cast<uint8_t>(table[byte]);
+  std::memcpy(&b, at, sizeof at);
+  return b;
+}
+// The bits `Mask` of each byte from place `From` on, moved to place `To`.
+template <int From, int To, int Mask>
+HR_INLINE Bytes moved(Bytes b) {
+  return quarters<Bytes>([&](int i) {
+    Half8 v = From < To ? b.v[i] << (From < To ? To - From : 0) : b.v[i] >> (From < To ? 0 : From - To);
+    return v & static_cast<uint16_t>(0x0101 * (Mask << To));
+  });
+}
 // The two 16-bit halves of each 32-bit lane, added.
 HR_INLINE Int4 pair_sums(Short8 pairs) {
   Int4 words = reinterpret_cast<Int4>(pairs);
@@ -341,7 +433,7 @@ HR_INLINE Int4 pair_sums(Short8 pairs) {
 
 // Pair sums in 16 bits: 32 products of at most 15 * 127 spread over two lanes stay below 2^15.
 struct NarrowSum {
-  static constexpr bool kSigned = false;
+  static constexpr bool kWhole = false;
   Short8 v[4];
   HR_INLINE void begin(int32_t) { v[0] = v[1] = v[2] = v[3] = Short8{}; }
   HR_INLINE void add(Bytes w, Quad x) {
@@ -354,9 +446,27 @@ struct NarrowSum {
     return quarters<Ints>([&](int i) { return pair_sums(v[i]); });
   }
 };
+// Unsigned weights of up to 6 bits less an offset, which begin() takes off with the sum of the group's
+// activations: pairs reach 63 * 127 * 2, below 2^15; their sums need 32 bits.
+template <int Offset>
+struct MiddleSum {
+  static constexpr bool kWhole = Offset != 0;
+  Int4 v[4];
+  HR_INLINE void begin(int32_t activations) {
+    const int32_t off = -Offset * activations;
+    v[0] = v[1] = v[2] = v[3] = Int4{off, off, off, off};
+  }
+  HR_INLINE void add(Bytes w, Quad x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)
+      v[i] += pair_sums(reinterpret_cast<Short8>(w.v[i] & 0xff) * x.even +
+                        reinterpret_cast<Short8>(w.v[i] >> 8) * x.odd);
+  }
+  HR_INLINE Ints total() const { return {{v[0], v[1], v[2], v[3]}}; }
+};
 // Pairs reach 128 * 127 * 2, below 2^15; their sums need 32 bits.
 struct WideSum {
-  static constexpr bool kSigned = true;
+  static constexpr bool kWhole = false;
   Int4 v[4];
   HR_INLINE void begin(int32_t) { v[0] = v[1] = v[2] = v[3] = Int4{}; }
   HR_INLINE void add(Bytes w, Quad x) {

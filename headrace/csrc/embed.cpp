@@ -8,43 +8,15 @@ namespace hr {
 namespace HR_LEVEL {
 namespace {
 
-float half_value(const uint8_t *at) {
-  uint16_t bits[16] = {};
-  std::memcpy(bits, at, 2);
-  float values[16];
-  dot::store(values, dot::load_half(bits));
-  return values[0];
-}
-
-float scale_value(const Scheme &scheme, const uint8_t *scales, int index, int column) {
-  size_t slot = static_cast<size_t>(index * kColumns + column);
-  if (scheme.half) return half_value(scales + slot * 2);
-  float value;
-  std::memcpy(&value, scales + slot * 4, 4);
-  return value;
-}
-
 // Calls put(k, value) for the values of one packed column, in order.
 template <class Put>
 void read_quantized(const Segment &segment, const uint8_t *panel, int column, int32_t groups, Put put) {
-  const Scheme &scheme = segment.scheme;
-  const bool nibbles = scheme.layout == Layout::n4;
-  const int halves = scheme.fine ? 2 : 1;
+  Column group;
   for (int32_t g = 0; g < groups; ++g) {
-    const uint8_t *record = panel + static_cast<size_t>(g) * static_cast<size_t>(scheme.group_bytes());
-    const uint8_t *scales = record + (nibbles ? 256 : 512);
-    for (int h = 0; h < 2; ++h) {
-      int index = scheme.fine ? h : 0;
-      float scale = scale_value(scheme, scales, index, column);
-      float minimum = scheme.minimum ? scale_value(scheme, scales, halves + index, column) : 0.0f;
-      for (int k = 0; k < 16; ++k) {
-        int quad = k / 4 + (nibbles ? 0 : 4 * h);
-        uint8_t byte = record[quad * 64 + column * 4 + k % 4];
-        int value = nibbles ? (h ? byte >> 4 : byte & 15) : static_cast<int8_t>(byte);
-        if (nibbles && !scheme.minimum) value -= 8;
-        put(g * kGroup + h * 16 + k, static_cast<float>(value) * scale + minimum);
-      }
-    }
+    unpack(segment.scheme, panel, g, column, group);
+    for (int k = 0; k < kGroup; ++k)
+      put(g * kGroup + k,
+          static_cast<float>(group.value[k]) * group.scale[k / 16] + group.minimum[k / 16]);
   }
 }
 

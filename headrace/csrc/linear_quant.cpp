@@ -10,6 +10,7 @@
 
 #include "dot.h"
 #include "linear_kernels.h"
+#include "record.h"
 
 namespace hr {
 namespace HR_LEVEL {
@@ -17,85 +18,25 @@ namespace {
 
 using namespace dot;
 
-template <bool Half>
-HR_INLINE Floats scales(const uint8_t *at, int index) {
-  if (Half) return load_half(reinterpret_cast<const uint16_t *>(at) + 16 * index);
-  return load(reinterpret_cast<const float *>(at) + 16 * index);
+// Adds the products of values 4 J to 4 J + 3 of both halves of a group.
+template <class G, int R, int J>
+HR_INLINE void add_quads(const G &group, const int8_t *x, size_t stride,
+                         typename G::Sum (&sum)[G::halves][R]) {
+  Bytes first, second;
+  group.template quads<J>(first, second);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    sum[0][r].add(first, load_quad(x + static_cast<size_t>(r) * stride + 4 * J));
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r)
+    sum[G::halves - 1][r].add(second, load_quad(x + static_cast<size_t>(r) * stride + 4 * J + 16));
 }
-
-// A group's record as packed (pack.h).
-template <Layout L, bool Half, bool HasMinimum, bool Fine>
-struct Record {
-  static constexpr bool narrow = L == Layout::n4;
-  static constexpr bool minimum = HasMinimum || narrow;
-  static constexpr bool fine = Fine;
-  static constexpr size_t values = narrow ? 256 : 512;
-  static constexpr size_t bytes = values + 16 * (Half ? 2 : 4) * (Fine ? 2 : 1) * (HasMinimum ? 2 : 1);
-  using Sum = typename std::conditional<narrow, NarrowSum, WideSum>::type;
-
-  // Values 4 j to 4 j + 3 of the group's first and second half.
-  static HR_INLINE void quads(const uint8_t *record, int j, Bytes &first, Bytes &second) {
-    if (narrow) {
-      Bytes both = load_bytes(record + 64 * j);
-      first = low_nibbles(both);
-      second = high_nibbles(both);
-    } else {
-      first = load_bytes(record + 64 * j);
-      second = load_bytes(record + 64 * (j + 4));
-    }
-  }
-  static HR_INLINE Floats scale(const uint8_t *record, int half) {
-    return scales<Half>(record + values, half);
-  }
-  static HR_INLINE Floats low(const uint8_t *record, int half) {
-    if (HasMinimum) return scales<Half>(record + values, (Fine ? 2 : 1) + half);
-    return mul(scale(record, half), broadcast(-8.0f));
-  }
-};
-
-// A record opened for many rows: a byte a value, float32 scales and minima.
-template <class R>
-struct Opened {
-  static constexpr bool minimum = R::minimum;
-  static constexpr bool fine = R::fine;
-  static constexpr size_t bytes = 512 + 64 * (fine ? 2 : 1) * (minimum ? 2 : 1);
-  using Sum = typename R::Sum;
-
-  static HR_INLINE void quads(const uint8_t *record, int j, Bytes &first, Bytes &second) {
-    first = load_bytes(record + 64 * j);
-    second = load_bytes(record + 64 * (j + 4));
-  }
-  static HR_INLINE Floats scale(const uint8_t *record, int half) {
-    return scales<false>(record + 512, half);
-  }
-  static HR_INLINE Floats low(const uint8_t *record, int half) {
-    return scales<false>(record + 512, (fine ? 2 : 1) + half);
-  }
-
-  static void open(const uint8_t *panel, int32_t groups, uint8_t *out) {
-    for (int32_t g = 0; g < groups; ++g) {
-      const uint8_t *record = panel + static_cast<size_t>(g) * R::bytes;
-      uint8_t *to = out + static_cast<size_t>(g) * bytes;
-      for (int j = 0; j < 4; ++j) {
-        Bytes first, second;
-        R::quads(record, j, first, second);
-        std::memcpy(to + 64 * j, &first, 64);
-        std::memcpy(to + 64 * (j + 4), &second, 64);
-      }
-      auto *floats = reinterpret_cast<float *>(to + 512);
-      for (int half = 0; half < (fine ? 2 : 1); ++half) {
-        store(floats + 16 * half, R::scale(record, half));
-        if (minimum) store(floats + 16 * ((fine ? 2 : 1) + half), R::low(record, half));
-      }
-    }
-  }
-};
 
 // Adds one group's share to R rows of y.
 template <class G, int R>
-HR_INLINE void add_group(const uint8_t *record, int32_t g, const uint8_t *rows,
-                         const QuantizedRow &layout, Floats (&y)[R]) {
-  constexpr int kHalves = G::fine ? 2 : 1;
+HR_INLINE void add_group(const G group, int32_t g, const uint8_t *rows, const QuantizedRow &layout,
+                         Floats (&y)[R]) {
+  constexpr int kHalves = G::halves;
   const size_t stride = layout.bytes;
   const size_t sum_at = G::fine ? layout.half_sum : layout.sum;
   const size_t whole_at = G::fine ? layout.half_whole : layout.whole;
@@ -106,26 +47,19 @@ HR_INLINE void add_group(const uint8_t *record, int32_t g, const uint8_t *rows,
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       int32_t whole = 0;
-      if (G::Sum::kSigned) {
+      if (G::Sum::kWhole) {
         size_t at = whole_at + 4 * static_cast<size_t>(g * kHalves + h);
         std::memcpy(&whole, rows + static_cast<size_t>(r) * stride + at, 4);
       }
       sum[h][r].begin(whole);
     }
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    Bytes first, second;
-    G::quads(record, j, first, second);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-      sum[0][r].add(first, load_quad(x + static_cast<size_t>(r) * stride + 4 * j));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-      sum[kHalves - 1][r].add(second, load_quad(x + static_cast<size_t>(r) * stride + 4 * j + 16));
-  }
+  add_quads<G, R, 0>(group, x, stride, sum);
+  add_quads<G, R, 1>(group, x, stride, sum);
+  add_quads<G, R, 2>(group, x, stride, sum);
+  add_quads<G, R, 3>(group, x, stride, sum);
 #pragma GCC unroll 2
   for (int h = 0; h < kHalves; ++h) {
-    Floats scale = G::scale(record, h);
+    Floats scale = group.scale(h);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const uint8_t *row = rows + static_cast<size_t>(r) * stride;
@@ -133,7 +67,7 @@ HR_INLINE void add_group(const uint8_t *record, int32_t g, const uint8_t *rows,
       y[r] = fma(to_float(sum[h][r].total()), factor, y[r]);
     }
     if (G::minimum) {
-      Floats low = G::low(record, h);
+      Floats low = group.low(h);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const uint8_t *row = rows + static_cast<size_t>(r) * stride;
@@ -183,8 +117,7 @@ void block(const Tile &tile, const uint8_t *panel, size_t apart, int32_t row, in
   for (int32_t g = 0; g < groups; ++g)
 #pragma GCC unroll 2
     for (int p = 0; p < P; ++p)
-      add_group<G, R>(panel + static_cast<size_t>(p) * apart + static_cast<size_t>(g) * G::bytes, g,
-                      rows, layout, y[p]);
+      add_group<G, R>(G::at(panel + static_cast<size_t>(p) * apart, g), g, rows, layout, y[p]);
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r)
       finish(args, y[p][r], row + r, column + p * kColumns, p + 1 < P ? kColumns : count);
@@ -218,46 +151,63 @@ void panel_rows(const Tile &tile, const uint8_t *panel, int32_t column, int32_t 
   }
 }
 
-template <Layout L, bool Half, bool HasMinimum, bool Fine>
+template <class Packed>
 void panels(const Tile &tile, uint8_t *scratch) {
-  using Packed = Record<L, Half, HasMinimum, Fine>;
   const Segment &segment = *tile.segment;
   const uint8_t *data = tile.args->weight->data() + segment.offset;
-  for (int32_t p = tile.panel; p < tile.panel + tile.panels; ++p) {
+  const int32_t groups = tile.args->weight->groups(), end = tile.panel + tile.panels;
+  for (int32_t p = tile.panel; p < end; ++p) {
     const uint8_t *panel = data + static_cast<size_t>(p) * segment.panel_bytes;
-    int32_t column = segment.first + p * kColumns;
-    int32_t count = segment.columns - p * kColumns;
-    if (count > kColumns) count = kColumns;
-    if (tile.rows == 1 && p + 1 < tile.panel + tile.panels) {
-      count = std::min(segment.columns - ++p * kColumns, kColumns);
+    const int32_t column = segment.first + p * kColumns;
+    if (tile.rows == 1 && p + 1 < end) ++p;
+    const int32_t count = std::min(segment.columns - p * kColumns, kColumns);
+    if (segment.first + p * kColumns != column) {
       block<Packed, 1, 2>(tile, panel, segment.panel_bytes, tile.first, column, count);
     } else if (tile.rows >= kOpenRows) {
-      Opened<Packed>::open(panel, tile.args->weight->groups(), scratch);
-      panel_rows<Opened<Packed>>(tile, scratch, column, count);
+      open_panel<Packed>(panel, groups, scratch);
+      panel_rows<OpenedOf<Packed>>(tile, scratch, column, count);
     } else {
       panel_rows<Packed>(tile, panel, column, count);
     }
   }
 }
 
+struct Kernel {
+  Scheme scheme;
+  void (*run)(const Tile &, uint8_t *);
+};
+template <Layout L, Scales S, bool HasMinimum, bool Fine>
+constexpr Kernel kernel() {
+  return {{L, S, HasMinimum, Fine}, panels<Record<L, S, HasMinimum, Fine>>};
+}
+
+// The schemes of decode.cpp.
+constexpr Kernel kKernels[] = {
+    kernel<Layout::n4, Scales::half, true, false>(),
+    kernel<Layout::n4, Scales::half, false, false>(),
+    kernel<Layout::n4, Scales::coarse, true, false>(),
+    kernel<Layout::n4, Scales::single, true, false>(),
+    kernel<Layout::b8, Scales::half, false, false>(),
+    kernel<Layout::b8, Scales::single, false, false>(),
+    kernel<Layout::b8, Scales::single, true, false>(),
+    kernel<Layout::n6, Scales::coarse, false, true>(),
+    kernel<Layout::n5, Scales::coarse, true, false>(),
+    kernel<Layout::n5, Scales::half, true, false>(),
+    kernel<Layout::n5, Scales::half, false, false>(),
+    kernel<Layout::n3, Scales::coarse, false, true>(),
+    kernel<Layout::n2, Scales::coarse, true, true>(),
+    kernel<Layout::iq4, Scales::half, false, false>(),
+    kernel<Layout::iq4, Scales::coarse, false, false>(),
+    kernel<Layout::fp4, Scales::single, false, false>(),
+};
+
 }  // namespace
 
 size_t opened_bytes(int32_t groups) { return static_cast<size_t>(groups) * (512 + 4 * 64); }
 
 void run_quantized(const Tile &tile, uint8_t *scratch) {
-  const Scheme &s = tile.segment->scheme;
-  if (s.layout == Layout::n4) {
-    if (s.half) return s.minimum ? panels<Layout::n4, true, true, false>(tile, scratch)
-                                 : panels<Layout::n4, true, false, false>(tile, scratch);
-    if (!s.fine) return panels<Layout::n4, false, true, false>(tile, scratch);
-    return s.minimum ? panels<Layout::n4, false, true, true>(tile, scratch)
-                     : panels<Layout::n4, false, false, true>(tile, scratch);
-  }
-  if (s.fine) return panels<Layout::b8, false, false, true>(tile, scratch);
-  if (s.half) return s.minimum ? panels<Layout::b8, true, true, false>(tile, scratch)
-                               : panels<Layout::b8, true, false, false>(tile, scratch);
-  return s.minimum ? panels<Layout::b8, false, true, false>(tile, scratch)
-                   : panels<Layout::b8, false, false, false>(tile, scratch);
+  for (const Kernel &kernel : kKernels)
+    if (kernel.scheme == tile.segment->scheme) return kernel.run(tile, scratch);
 }
 
 }  // namespace HR_LEVEL

@@ -16,9 +16,11 @@ std::string Scheme::name() const {
     case Layout::bf16: return "bf16";
     default: break;
   }
-  std::string text = layout == Layout::n4 ? "n4" : "b8";
+  std::string text = layout == Layout::iq4   ? "iq4"
+                     : layout == Layout::fp4 ? "fp4"
+                                             : (bits() == 8 ? "b" : "n") + std::to_string(bits());
   text += fine ? "g16" : "g32";
-  text += half ? "-f16" : "-f32";
+  text += scales == Scales::half ? "-f16" : scales == Scales::single ? "-f32" : "-i8";
   return minimum ? text + "-min" : text;
 }
 
@@ -47,9 +49,9 @@ Weight::Weight(std::vector<Source> sources, std::vector<int32_t> order, int32_t 
   }
   for (Segment &segment : segments_) {
     segment.panels = (segment.columns + kColumns - 1) / kColumns;
-    size_t groups = static_cast<size_t>(this->groups()), depth = static_cast<size_t>(depth_);
+    size_t depth = static_cast<size_t>(depth_);
     segment.panel_bytes = segment.scheme.quantized()
-                              ? groups * static_cast<size_t>(segment.scheme.group_bytes())
+                              ? segment.scheme.panel_bytes(this->groups())
                               : depth * kColumns * (segment.scheme.layout == Layout::f32 ? 4 : 2);
     segment.offset = bytes_;
     bytes_ += round_up(segment.panel_bytes * static_cast<size_t>(segment.panels), 64);
@@ -68,43 +70,84 @@ const uint8_t *Weight::row(int32_t i, const Source **source) const {
 
 namespace {
 
-void put_scales(uint8_t *record, const Scheme &scheme, int column, const Block &block) {
-  uint8_t *at = record + (scheme.layout == Layout::n4 ? 256 : 512);
-  int halves = scheme.fine ? 2 : 1;
-  for (int kind = 0; kind < (scheme.minimum ? 2 : 1); ++kind) {
-    for (int h = 0; h < halves; ++h) {
-      size_t slot = static_cast<size_t>((kind * halves + h) * kColumns + column);
-      const float *values = kind == 0 ? block.scale : block.minimum;
-      if (scheme.half) {
-        const uint16_t *bits = kind == 0 ? block.scale_bits : block.minimum_bits;
-        std::memcpy(at + slot * 2, &bits[h], 2);
-      } else {
-        std::memcpy(at + slot * 4, &values[h], 4);
-      }
-    }
+// Scales and minima of one column, and what coarse ones are times.
+void put_scales(uint8_t *record, uint8_t *header, const Scheme &scheme, int column,
+                const Block &block) {
+  uint8_t *at = record + scheme.value_bytes();
+  size_t halves = scheme.fine ? 2 : 1, size = scheme.scale_size();
+  for (size_t kind = 0; kind < (scheme.minimum ? 2 : 1); ++kind) {
+    const void *floats = kind == 0 ? block.scale : block.minimum;
+    const void *bits = kind == 0 ? block.scale_bits : block.minimum_bits;
+    const void *bytes = kind == 0 ? block.scale_byte : block.minimum_byte;
+    const void *from = scheme.scales == Scales::single ? floats
+                       : scheme.scales == Scales::half ? bits
+                                                       : bytes;
+    for (size_t h = 0; h < halves; ++h)
+      std::memcpy(at + ((kind * halves + h) * kColumns + static_cast<size_t>(column)) * size,
+                  static_cast<const uint8_t *>(from) + h * size, size);
+    if (scheme.scales == Scales::coarse)
+      std::memcpy(header + (kind * kColumns + static_cast<size_t>(column)) * 2, bits, 2);
   }
 }
 
-// The values of 16 columns of one group, four at a time.
+// Where the planes of a layout with so many bits begin in a record: nibbles, pairs, single bits.
+struct Planes {
+  int nibbles, pairs, single;  // -1: none
+  int pairs_shift, single_shift;
+  explicit Planes(int bits)
+      : nibbles(bits >= 4 ? 0 : -1),
+        pairs(bits == 6 ? 256 : bits < 4 ? 0 : -1),
+        single(bits == 5 ? 256 : bits == 3 ? 128 : -1),
+        pairs_shift(bits == 6 ? 4 : 0),
+        single_shift(bits - 1) {}
+};
+
+// Values k of one column of a record whose values have less than 8 bits.
+void put_bits(uint8_t *record, const Planes &planes, int column, const int8_t *value) {
+  for (int k = 0; k < kGroup; ++k) {
+    const int j = k / 4 % 4, upper = k / 16, at = column * 4 + k % 4;
+    const auto bits = static_cast<unsigned>(value[k]);
+    const auto put = [&](int place, unsigned part, int shift) {
+      record[place + at] = static_cast<uint8_t>(record[place + at] | part << shift);
+    };
+    if (planes.nibbles >= 0) put(planes.nibbles + 64 * j, bits & 15, 4 * upper);
+    if (planes.pairs >= 0)
+      put(planes.pairs + j / 2 * 64, bits >> planes.pairs_shift & 3, j % 2 * 4 + 2 * upper);
+    if (planes.single >= 0) put(planes.single, bits >> planes.single_shift & 1, 2 * j + upper);
+  }
+}
+
+int get_bits(const uint8_t *record, const Planes &planes, int column, int k) {
+  const int j = k / 4 % 4, upper = k / 16, at = column * 4 + k % 4;
+  int bits = 0;
+  if (planes.nibbles >= 0) bits = record[planes.nibbles + 64 * j + at] >> 4 * upper & 15;
+  if (planes.pairs >= 0)
+    bits |= (record[planes.pairs + j / 2 * 64 + at] >> (j % 2 * 4 + 2 * upper) & 3)
+            << planes.pairs_shift;
+  if (planes.single >= 0)
+    bits |= (record[planes.single + at] >> (2 * j + upper) & 1) << planes.single_shift;
+  return bits;
+}
+
+// The values of 16 columns of one group.
 void put_values(uint8_t *record, const Scheme &scheme, const Block *blocks) {
-  const bool nibbles = scheme.layout == Layout::n4;
-  const uint32_t turned = nibbles && !scheme.minimum ? 0x08080808u : 0;
-  for (int j = 0; j < 4; ++j) {
-    for (int c = 0; c < kColumns; ++c) {
-      uint32_t first, second;
-      std::memcpy(&first, blocks[c].value + 4 * j, 4);
-      std::memcpy(&second, blocks[c].value + 16 + 4 * j, 4);
-      if (nibbles) {
-        // Without a minimum -8 to 7 become 0 to 15: two's complement with the sign bit turned.
-        first = (first & 0x0f0f0f0fu) ^ turned;
-        second = (second & 0x0f0f0f0fu) ^ turned;
+  if (scheme.bits() == 8) {
+    for (int j = 0; j < 8; ++j)
+      for (int c = 0; c < kColumns; ++c)
+        std::memcpy(record + j * 64 + c * 4, blocks[c].value + 4 * j, 4);
+  } else if (scheme.bits() == 4) {
+    for (int j = 0; j < 4; ++j)
+      for (int c = 0; c < kColumns; ++c) {
+        uint32_t first, second;
+        std::memcpy(&first, blocks[c].value + 4 * j, 4);
+        std::memcpy(&second, blocks[c].value + 16 + 4 * j, 4);
         first |= second << 4;
         std::memcpy(record + j * 64 + c * 4, &first, 4);
-      } else {
-        std::memcpy(record + j * 64 + c * 4, &first, 4);
-        std::memcpy(record + (j + 4) * 64 + c * 4, &second, 4);
       }
-    }
+  } else {
+    std::memset(record, 0, scheme.value_bytes());
+    const Planes planes(scheme.bits());
+    for (int c = 0; c < kColumns; ++c) put_bits(record, planes, c, blocks[c].value);
   }
 }
 
@@ -124,6 +167,39 @@ void put_floats(uint8_t *panel, int column, bool doubles, size_t item, const uin
 }
 
 }  // namespace
+
+void unpack(const Scheme &scheme, const uint8_t *panel, int32_t group, int column, Column &out) {
+  const uint8_t *record = panel + scheme.record_at(group), *header = panel + scheme.header_at(group);
+  const uint8_t *scales = record + scheme.value_bytes();
+  const size_t halves = scheme.fine ? 2 : 1, place = static_cast<size_t>(column);
+  const auto read = [&](size_t kind, size_t half) {
+    const size_t slot = (kind * halves + (scheme.fine ? half : 0)) * kColumns + place;
+    uint16_t bits;
+    float value;
+    if (scheme.scales == Scales::single) {
+      std::memcpy(&value, scales + 4 * slot, 4);
+      return value;
+    }
+    const bool coarse = scheme.scales == Scales::coarse;
+    std::memcpy(&bits, coarse ? header + 2 * (kind * kColumns + place) : scales + 2 * slot, 2);
+    value = half_value(bits);
+    return coarse ? value * static_cast<float>(static_cast<int8_t>(scales[slot])) : value;
+  };
+  for (size_t h = 0; h < 2; ++h) {
+    out.scale[h] = read(0, h);
+    out.minimum[h] = scheme.minimum ? read(1, h) : 0.0f;
+  }
+  const Planes planes(scheme.bits());
+  for (int k = 0; k < kGroup; ++k) {
+    if (scheme.bits() == 8) {
+      out.value[k] = static_cast<int8_t>(record[k / 4 * 64 + column * 4 + k % 4]);
+      continue;
+    }
+    const int bits = get_bits(record, planes, column, k);
+    out.value[k] = scheme.coded() ? scheme.codes()[bits]
+                                  : static_cast<int8_t>(bits - scheme.offset());
+  }
+}
 
 int32_t Weight::panel_rows(const Segment &segment, int32_t panel, const uint8_t **rows,
                            const SourceFormat **formats) const {
@@ -145,10 +221,10 @@ void Weight::pack_quantized(const Segment &segment, int32_t panel, uint8_t *out)
   Block blocks[kColumns];
   std::memset(blocks, 0, sizeof blocks);
   for (int32_t g = 0; g < groups(); ++g) {
-    uint8_t *record = out + static_cast<size_t>(g) * static_cast<size_t>(scheme.group_bytes());
+    uint8_t *record = out + scheme.record_at(g), *header = out + scheme.header_at(g);
     for (int32_t c = 0; c < count; ++c) formats[c]->decode(rows[c], g, blocks[c]);
     put_values(record, scheme, blocks);
-    for (int32_t c = 0; c < kColumns; ++c) put_scales(record, scheme, c, blocks[c]);
+    for (int32_t c = 0; c < kColumns; ++c) put_scales(record, header, scheme, c, blocks[c]);
   }
 }
 

@@ -4,13 +4,18 @@
 // into panels of 16 columns (the last padded with zeros); a panel is one stream, read front to back.
 //
 //   f32, f16, bf16   [K][16] values
-//   quantized        one record per group of 32 values of K:
-//                      n4: 256 bytes, 4 rows of 16 columns x 4 values; the low nibbles hold K values
-//                          0..15 of the group, the high nibbles 16..31
-//                      b8: 512 bytes, 8 rows of 16 columns x 4 signed values
-//                    then 16 scales, or 2 x 16 where each half group has its own (`fine`), then as many
-//                    minima where the format has them; float16 or float32.
-//   A value is q * scale + minimum; nibbles without a minimum stand for q - 8.
+//   quantized        one record per group of 32 values of K: the values, 64 bytes a bit, then 16 scales,
+//                    or 2 x 16 where each half group has its own (`fine`), then as many minima where the
+//                    format has them. They are float16, float32, or signed bytes (`coarse`); those are
+//                    times the float16 scale and minimum of 8 groups, which lie before their records.
+//                    K values 4 j to 4 j + 3 of 16 columns are 64 bytes, j in 0..7; where values have
+//                    less than 8 bits these are spread over planes of such bytes, j in 0..3 with j + 4:
+//                      4 bits   j in the low, j + 4 in the high nibble of byte row j      n4 n5 n6
+//                      2 bits   byte row j / 2, bits 4 (j % 2) of j and 2 above of j + 4  n2 n3 n6
+//                      1 bit    one byte row, bit 2 j of j and above it of j + 4          n3 n5
+//                    where the planes of a layout follow in this order, and the first has the low bits.
+//   A value is q * scale + minimum. Below 8 bits q is unsigned; without a minimum it stands for
+//   q - 2^(bits - 1). In iq4 and fp4, laid out as n4, it stands for an entry of kCodes.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,22 +28,69 @@ namespace hr {
 
 constexpr int kColumns = 16;  // columns of a panel
 constexpr int kGroup = 32;    // values of K that share an activation scale
+constexpr int kGroupsAHeader = 8;  // groups that share the float16 factors of coarse scales
 
-enum class Layout { f32, f16, bf16, n4, b8 };
+enum class Layout { f32, f16, bf16, n2, n3, n4, n5, n6, b8, iq4, fp4 };
+enum class Scales { half, single, coarse };
+
+// The values of IQ4_NL and IQ4_XS, and those of MXFP4 doubled.
+constexpr int8_t kCodes[2][16] = {
+    {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113},
+    {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12}};
 
 struct Scheme {
   Layout layout;
-  bool half;     // scales and minima are float16, else float32
+  Scales scales;
   bool minimum;  // has minima
   bool fine;     // scales per 16 values, else per 32
-  bool quantized() const { return layout == Layout::n4 || layout == Layout::b8; }
-  int scale_bytes() const { return kColumns * (half ? 2 : 4) * (fine ? 2 : 1); }
-  int group_bytes() const {
-    return (layout == Layout::n4 ? 256 : 512) + scale_bytes() * (minimum ? 2 : 1);
+
+  // Of a quantized value; 0 for floats.
+  constexpr int bits() const {
+    return layout == Layout::n2   ? 2
+           : layout == Layout::n3 ? 3
+           : layout == Layout::n4 ? 4
+           : layout == Layout::n5 ? 5
+           : layout == Layout::n6 ? 6
+           : layout == Layout::b8 ? 8
+           : coded()              ? 4
+                                  : 0;
+  }
+  constexpr bool coded() const { return layout == Layout::iq4 || layout == Layout::fp4; }
+  constexpr bool quantized() const { return bits() > 0; }
+  // What is taken from a stored value.
+  constexpr int offset() const {
+    return bits() == 8 || minimum || coded() ? 0 : 1 << (bits() - 1);
+  }
+  // What coded values stand for, 16 entries, or null.
+  constexpr const int8_t *codes() const {
+    return layout == Layout::iq4 ? kCodes[0] : layout == Layout::fp4 ? kCodes[1] : nullptr;
+  }
+  constexpr size_t value_bytes() const { return static_cast<size_t>(kColumns * kGroup * bits() / 8); }
+  constexpr size_t scale_size() const {
+    return scales == Scales::half ? 2 : scales == Scales::single ? 4 : 1;
+  }
+  constexpr size_t group_bytes() const {
+    return value_bytes() + kColumns * scale_size() * (fine ? 2 : 1) * (minimum ? 2 : 1);
+  }
+  constexpr size_t header_bytes() const {
+    return scales == Scales::coarse ? static_cast<size_t>(kColumns * 2 * (minimum ? 2 : 1)) : 0;
+  }
+  // Where the record of a group begins in its panel, and the header of its coarse scales.
+  constexpr size_t record_at(int32_t group) const {
+    return static_cast<size_t>(group) * group_bytes() +
+           static_cast<size_t>(group / kGroupsAHeader + 1) * header_bytes();
+  }
+  constexpr size_t header_at(int32_t group) const {
+    return static_cast<size_t>(group / kGroupsAHeader) *
+           (kGroupsAHeader * group_bytes() + header_bytes());
+  }
+  constexpr size_t panel_bytes(int32_t groups) const {
+    return static_cast<size_t>(groups) * group_bytes() +
+           static_cast<size_t>((groups + kGroupsAHeader - 1) / kGroupsAHeader) * header_bytes();
   }
   std::string name() const;
   bool operator==(const Scheme &o) const {
-    return layout == o.layout && half == o.half && minimum == o.minimum && fine == o.fine;
+    return layout == o.layout && scales == o.scales && minimum == o.minimum && fine == o.fine;
   }
 };
 
@@ -49,6 +101,15 @@ struct Segment {
   size_t panel_bytes;
   size_t offset;  // from the start of the weight
 };
+
+// One column of a packed group.
+struct Column {
+  int8_t value[kGroup];  // less the offset
+  float scale[2], minimum[2];
+};
+
+// Reads column `column` of group `group` of a panel.
+void unpack(const Scheme &scheme, const uint8_t *panel, int32_t group, int column, Column &out);
 
 // A tensor as it lies in the checkpoint: rows of `depth` values.
 struct Source {

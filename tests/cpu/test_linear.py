@@ -85,3 +85,13 @@ def test_more_threads_than_cores_and_odd_panels(level: str, threads: int) -> Non
 @every_level
 def test_no_rows(level: str) -> None:
     assert OneLinear(level, weight("Q8_0", 32), inputs(32)).run(np.arange(0)).shape == (0, COLUMNS)
+
+
+@pytest.mark.parametrize("form", [name for name, f in FORMATS.items() if f.block_values > 1])
+def test_weights_are_kept_at_about_their_bytes_on_disk(form):
+    """K blocks keep both levels of their scales. Q2_K is the furthest off: half a bit, for scales
+    and minima of a byte each. MXFP4 has float32 for its exponents."""
+    rows, depth = 48, 512
+    packed = _native.Weight([(form, rows, 0, False)], [], depth).bytes
+    disk = rows * FORMATS[form].row_bytes(depth)
+    assert packed <= disk * {"Q2_K": 1.2, "MXFP4": 1.2}.get(form, 1.05)

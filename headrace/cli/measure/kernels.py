@@ -130,7 +130,8 @@ def lines(shape: str, found: dict[tuple[str, str], Sum], limits: Limits) -> list
 
 
 def arithmetic(path: str) -> str:
-    """The kind of multiply-add of a kernel: packed 4-bit values (n4...), 8-bit ones (b8...), or
-    float32."""
+    """The kind of multiply-add of a kernel: unsigned values of up to 4 bits, other quantized ones,
+    or float32."""
     layout = path.split()[-1]
-    return {"n4": "dot4", "b8": "dot8"}.get(layout[:2], "fma")
+    narrow, wide = ("n2", "n3", "n4"), ("n5", "n6", "b8", "iq4", "fp4")
+    return "dot4" if layout.startswith(narrow) else "dot8" if layout.startswith(wide) else "fma"
