@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from headrace.ops.cpu import _native
 from headrace.ops.formats import FORMATS
 from headrace.ops.weights import Weight
 from tests.cpu.linears import LEVELS, ROWS, OneLinear, quantized_product
