@@ -39,12 +39,12 @@ class FitSettings:
     an entry is weighed down. passes: rounds of reweighting. window: steps over which error is
     published."""
 
-    memory: int = 64
+    memory: int = 48
     kinds: int = 12
-    spell: float = 0.1
-    half_life: float = 200.0
+    spell: float = 0.05
+    half_life: float = 100.0
     ridge: float = 100.0
-    huber: float = 2.5
+    huber: float = 1.5
     passes: int = 3
     window: int = 512
 
