@@ -110,7 +110,7 @@ class Generation(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: Annotated[bool | None, _doc("send the answer as server-sent events")] = None
     stream_options: Annotated[StreamOptions | None, _doc("see StreamOptions")] = None
     stop: Annotated[
-        str | Annotated[list[Text], Meta(max_length=64)] | None,
+        Text | Annotated[list[Text], Meta(max_length=64)] | None,
         _doc("end before the first of these strings; at most 64 of 4096 characters"),
     ] = None
     stop_token_ids: Annotated[

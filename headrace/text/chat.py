@@ -241,7 +241,9 @@ def _message(index: int, message: Any, template: ChatTemplate) -> dict[str, Any]
         raise RequestError(FIELD, f"{where}.role {role!r} is not a role of this model")
     if not isinstance(result.get("name", ""), str):
         raise RequestError(FIELD, f"{where}.name must be a string")
-    result["content"] = _content(where, message.get("content"))
+    result["content"] = _content(where, message.get("content"), role)
+    if result.get("tool_calls") and role != "assistant":
+        raise RequestError(FIELD, f"{where}.tool_calls: only an assistant makes calls")
     if result.get("tool_calls"):
         result["tool_calls"] = _tool_calls(where, result["tool_calls"])
     else:
@@ -249,7 +251,7 @@ def _message(index: int, message: Any, template: ChatTemplate) -> dict[str, Any]
     return result
 
 
-def _content(where: str, content: Any) -> str:
+def _content(where: str, content: Any, role: str) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
@@ -266,6 +268,8 @@ def _content(where: str, content: Any) -> str:
             raise RequestError(
                 FIELD, f"{place}.type {part.get('type')!r} is not supported: this model reads text"
             )
+        if key == "refusal" and role != "assistant":
+            raise RequestError(FIELD, f"{place}: only an assistant refuses")
         if not isinstance(part.get(key), str):
             raise RequestError(FIELD, f"{place}.{key} must be a string")
         texts.append(part[key])
@@ -281,6 +285,8 @@ def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(FIELD, f"{place}.function must be an object with a name")
+        if call.get("type", "function") != "function":
+            raise RequestError(FIELD, f"{place}.type {call['type']!r} is not function")
         arguments = _arguments(f"{place}.function.arguments", function.get("arguments"))
         result.append({**call, "function": {**function, "arguments": arguments}})
     return result

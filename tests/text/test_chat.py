@@ -167,8 +167,14 @@ def test_contents() -> None:
         ([{"role": "user", "content": "x", "name": 3}], "name must be a string"),
         ([{"role": "assistant", "tool_calls": "x"}], "tool_calls must be a list"),
         ([{"role": "assistant", "tool_calls": [{}]}], "function must be an object with a name"),
+        ([{"role": "assistant", "tool_calls": [{"type": "x", "function": {"name": "f"}}]}],
+         "'x' is not function"),
+        ([{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}],
+         "only an assistant makes calls"),
+        ([{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}],
+         r"content\[0\]: only an assistant refuses"),
     ],
-)
+)  # fmt: skip
 def test_bad_messages_are_named(messages: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         render_text(template("tools"), messages)
