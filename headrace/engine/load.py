@@ -10,7 +10,7 @@ from headrace.checkpoint import Checkpoint, open_configured
 from headrace.config import EngineConfig
 from headrace.engine.loadbar import LoadBar
 from headrace.engine.memory import MemoryPlan, make_plan
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, KernelError
 from headrace.models.load import without_data
 from headrace.models.spec import Model
 from headrace.ops.backends import open_backend
@@ -29,6 +29,14 @@ class LoadedModel:
     plan: MemoryPlan
     timeline: tuple[tuple[str, float], ...]
     trace: str | None = None
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """The kernel paths of each op, several joined by ' + '."""
+        paths: dict[str, dict[str, None]] = {}
+        for op, path in self.executable.paths:
+            paths.setdefault(op, {})[path] = None
+        return {op: " + ".join(found) for op, found in paths.items()}
 
 
 def usable_cores() -> int:
@@ -74,4 +82,22 @@ def load(config: EngineConfig, tell: Callable[[str], None] | None = None) -> Loa
         executable = backend.load(model.program, model.weights, plan.layout, plan.limits, bar)
     lap("load weights")
     model = without_data(model)
-    return LoadedModel(checkpoint, model, backend, executable, plan, tuple(timeline), config.trace)
+    loaded = LoadedModel(
+        checkpoint, model, backend, executable, plan, tuple(timeline), config.trace
+    )
+    if config.strict_kernels:
+        _refuse_slow(loaded)
+    return loaded
+
+
+def _refuse_slow(loaded: LoadedModel) -> None:
+    """Raise KernelError where an op takes a path for any shape instead of the fast one."""
+    slow = {op: path for op, path in loaded.executable.paths if path.endswith(".generic")}
+    if slow:
+        loaded.executable.close()
+        ops = ", ".join(f"{op} ({path})" for op, path in slow.items())
+        why = f" with head_dim {loaded.model.spec.head_dim}" if "attention" in slow else ""
+        raise KernelError(
+            f"--strict-kernels: a slower path would be taken{why}: {ops};"
+            " start without --strict-kernels to run it all the same"
+        )

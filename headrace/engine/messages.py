@@ -166,7 +166,8 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine can take requests. timeline: (what, seconds since the process started)."""
+    """The engine can take requests. timeline: (what, seconds since the process started). kernels:
+    paths by op."""
 
     max_model_len: int
     vocabulary: int
@@ -177,7 +178,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     threads: int
     memory: dict[str, int]
     timeline: tuple[tuple[str, float], ...]
-    kernels: dict[str, str] = {}
+    kernels: dict[str, str]
 
 
 class Fatal(msgspec.Struct, frozen=True, tag="fatal"):

@@ -136,6 +136,7 @@ def main(arguments: list[str]) -> int:
             threads=plan.limits.threads,
             memory=dict(plan.bytes),
             timeline=(*loaded.timeline, ("engine ready", time.perf_counter() - started)),
+            kernels=loaded.kernels,
         )
     )
     loaded.executable.populate()

@@ -358,6 +358,11 @@ class NullExecutable:
     def __init__(self, layout: KVLayout, limits: Limits) -> None:
         self.batch = RaggedBatch(limits, layout.table_rows)
 
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """See `spec.Executable`: there are no kernels."""
+        return []
+
     def run(self, part: Literal["all", "forward", "sample"] = "all") -> None:
         """See `spec.Executable`."""
         batch, n = self.batch, self.batch.num_samples

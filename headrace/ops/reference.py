@@ -86,6 +86,11 @@ class ReferenceExecutable:
         self._rows: dict[Buffer, F32] = {}
         self._done = last_uses(program)
 
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """See `spec.Executable`."""
+        return [(op.kind, "numpy.generic") for op in self._program.ops]
+
     def run(self, part: Literal["all", "forward", "sample"] = "all") -> None:
         """See `spec.Executable`."""
         if part != "sample":

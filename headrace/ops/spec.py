@@ -420,6 +420,11 @@ class Executable(Protocol):
         buffers and raises KeyError for them.
         """
 
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """(op, kernel path) of every instruction, in order. A path that ends in '.generic' works
+        for any shape and is slower than the one for common shapes."""
+
     def populate(self) -> None:
         """Begin to make the planned memory resident in the background, where that is not done at
         load. Returns at once."""

@@ -225,9 +225,8 @@ class Metrics(Collector):
             yield self._info("vllm:lora_requests_info", "adapters: there are none", [adapters])
             place = {"backend": ready.backend, "level": ready.level, "threads": str(ready.threads)}
             yield self._info("headrace:backend_info", "how the model is executed", [place])
-            if ready.kernels:
-                paths = [{"op": op, "path": path} for op, path in ready.kernels.items()]
-                yield self._info("headrace:kernel_info", "path of an op", paths)
+            paths = [{"op": op, "path": path} for op, path in ready.kernels.items()]
+            yield self._info("headrace:kernel_info", "kernel path of an op", paths)
 
     def _counters(self, stats: Mapping[str, float]) -> Iterator[Metric]:
         for name, text, value in (

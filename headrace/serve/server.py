@@ -229,11 +229,13 @@ def banner(name: str, url: str, ready: Ready, timeline: list[tuple[str, float]])
     memory = ", ".join(f"{part} {_bytes(size)}" for part, size in ready.memory.items())
     engine = ", ".join(f"{what} {seconds:.2f}" for what, seconds in ready.timeline)
     api = _steps(sorted(timeline, key=lambda step: step[1]))
+    kernels = ", ".join(f"{op} {path}" for op, path in ready.kernels.items())
     return (
         f"headrace {__version__} serves {name} on {url}/v1\n"
         f"  engine    {ready.backend} {ready.level}, {ready.threads} threads, context"
         f" {ready.max_model_len}, {ready.num_pages} KV pages of {ready.block_size} tokens\n"
         f"  memory    {memory}\n"
+        f"  kernels   {kernels}\n"
         f"  start-up  {timeline[-1][1]:.2f} s; engine: {engine}; server: {api}\n"
     )
 

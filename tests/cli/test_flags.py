@@ -1,9 +1,11 @@
 """Flags, file and environment: which wins, and what is refused."""
 
 import argparse
+import re
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headrace
 from headrace.cli import COMMANDS, configure, main
 from headrace.cli.flags import add_flags, flag_of, resolve, size
 from headrace.cli.parser import Parser
@@ -162,3 +165,12 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         main([*name.split(), "--help"])
     assert caught.value.code == 0
     assert f"headrace {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("config", [EngineConfig, ServerConfig])
+def test_no_flag_is_ignored(config: type) -> None:
+    """Each field is read somewhere outside the file that declares it."""
+    package = Path(headrace.__file__).parent
+    text = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "config.py")
+    for field in fields(config):
+        assert re.search(rf"\.{field.name}\b", text), f"--{field.name} is never read"
