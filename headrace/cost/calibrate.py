@@ -60,7 +60,7 @@ def measure(
     native = _native()
     found = Measured(f"native {native.levels()[0]}" if native else "numpy", count)
     steps = sorted({1, count})
-    slots = len(steps) * (len(READ_SIZES) + 3) + 4
+    slots = len(steps) * (len(READ_SIZES) + 4) + 4
     slot = budget / slots * 0.8
     for number in steps:
         say(f"memory and arithmetic, {number} thread{'s' if number > 1 else ''}")
@@ -143,7 +143,7 @@ def _measure_native(native: Any, threads: int, slot: float, found: Measured) -> 
     pool, level = native.Pool(threads, []), native.levels()[0]
     for size in READ_SIZES:
         found.read[str(threads)][str(size)] = native.measure_read(pool, level, size, slot)
-    for name, what in (("int8", "dot8"), ("f32", "fma")):
+    for name, what in (("int4", "dot4"), ("int8", "dot8"), ("f32", "fma")):
         best = max(native.measure(pool, level, what, slot / 2) for _ in range(2))
         found.rates.setdefault(name, {})[str(threads)] = 2.0 * best
 

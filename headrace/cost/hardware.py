@@ -63,7 +63,7 @@ class Device:
 
     def rate(self, number: str) -> float:
         """Achieved FLOP/s in a number format; where the device has none of its own, that of the
-        format its kernels would convert to (fp4, fp8 and int8 -> bf16 -> f32)."""
+        format its kernels would convert to (int4 -> int8; fp4, fp8 and int8 -> bf16 -> f32)."""
         for name in (number, *_FALLBACKS.get(number, ())):
             if name in self.rates:
                 return self.rates[name] * self.compute_share
@@ -72,6 +72,7 @@ class Device:
 
 _FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp4": ("bf16", "f32"),
+    "int4": ("int8", "bf16", "f32"),
     "fp8": ("bf16", "f32"),
     "int8": ("bf16", "f32"),
     "bf16": ("f32",),

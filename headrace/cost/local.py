@@ -23,7 +23,7 @@ from headrace.ops.weights import Weight
 _GUESS_READ = 10e9
 GOOD_MAPE = 0.25
 """Mean relative error of the last steps up to which coefficients are worth handing on."""
-_GUESS_RATES = {"int8": 150e9, "f32": 50e9}
+_GUESS_RATES = {"int4": 250e9, "int8": 150e9, "f32": 50e9}
 
 
 def local_device(threads: int) -> Device:

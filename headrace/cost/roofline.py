@@ -268,8 +268,10 @@ def number_of(formats: Sequence[str], device: Device) -> str:
     """The number format in which a device multiplies a weight of those formats."""
     name = formats[0].upper() if formats else "BF16"
     cpu = device.kind == "cpu"
+    if cpu and name.startswith(("Q4", "INT4")):
+        return "int4"
     if name in ("F32", "F16", "BF16", "INT4"):
-        return "f32" if cpu and name != "INT4" else ("int8" if cpu else "bf16")
+        return "f32" if cpu else "bf16"
     if name in ("MXFP4", "NVFP4"):
         return "int8" if cpu else "fp4"
     if name.startswith(("F8", "FP8")):
