@@ -236,6 +236,8 @@ def _show_best(console: Console, found: Answer, best: Choice, checked: Verified 
          f"{knee_point.tpot * 1e3:.1f} ms"),
         ("utilisation", f"{best.utilisation:.0%} of {best.replicas} replicas"),
     ]  # fmt: skip
+    if model.ranks.expert > 1:
+        lines.append(("batch and chunk", f"are those of each of {model.ranks.expert} expert ranks"))
     if best.per_hour:
         divided = cost_rate(best, found.question.traffic)
         lines.append(("if replicas divided", f"${divided:.2f}/h"))

@@ -97,10 +97,11 @@ def _marked(best: Choice, bend: Point) -> list[tuple[str, Point]]:
 
 def _batches(best: Choice) -> Chart:
     points = [(float(p.batch), p.throughput) for p in best.curve]
+    ranks = best.replica.model.ranks.expert
     bend = best.curve[knee(points)]
     return Chart(
         "Throughput by batch size",
-        "sequences decoding at once",
+        "sequences decoding at once" + (f", on each of {ranks} ranks" if ranks > 1 else ""),
         "output tokens per second, one replica",
         [Series("throughput", points)],
         [],
@@ -110,8 +111,9 @@ def _batches(best: Choice) -> Chart:
 
 
 def _goodput(best: Choice, loads: list[tuple[float, Report]]) -> Chart:
-    throughput = [(rate, r.output_tokens_per_second) for rate, r in loads]
-    good = [(rate, r.goodput_tokens) for rate, r in loads]
+    ranks = best.replica.model.ranks.expert  # the simulated rows are those of one of them
+    throughput = [(ranks * rate, ranks * r.output_tokens_per_second) for rate, r in loads]
+    good = [(ranks * rate, ranks * r.goodput_tokens) for rate, r in loads]
     peak = max(good, key=lambda point: point[1])
     return Chart(
         "Throughput and goodput by load",
@@ -124,14 +126,15 @@ def _goodput(best: Choice, loads: list[tuple[float, Report]]) -> Chart:
 
 
 def _first_token(best: Choice, loads: list[tuple[float, Report]], ttft: float | None) -> Chart:
+    ranks = best.replica.model.ranks.expert
     lines = [Line(f"TTFT promise {ttft * 1e3:g} ms", ttft * 1e3)] if ttft is not None else []
     return Chart(
         "Time to the first token by load",
         "requests per second offered to one replica",
         "time to first token (ms)",
         [
-            Series("p50", [(rate, r.ttft["p50"] * 1e3) for rate, r in loads]),
-            Series("p90", [(rate, r.ttft["p90"] * 1e3) for rate, r in loads]),
+            Series("p50", [(ranks * rate, r.ttft["p50"] * 1e3) for rate, r in loads]),
+            Series("p90", [(ranks * rate, r.ttft["p90"] * 1e3) for rate, r in loads]),
         ],
         lines,
         log_y=True,
