@@ -28,6 +28,7 @@ from headrace.config import EngineConfig
 from headrace.core.plan import StepPlan
 from headrace.engine.engine import Engine
 from headrace.engine.load import load
+from headrace.engine.memory import blocks_of_sequence
 from headrace.engine.messages import GrammarSpec, Output
 from headrace.engine.params import SamplingParams, make_submit
 from headrace.engine.state import SequenceState
@@ -301,12 +302,15 @@ def measure(
 
 
 def preempting_pool(base: EngineConfig) -> int:
-    """KV bytes for one sequence of the longest and little more."""
+    """KV bytes for one sequence of the longest and four pages more."""
     loaded = load(base)
     try:
-        layout = loaded.plan.layout
-        blocks = loaded.plan.max_model_len // layout.block_size + 4
-        return layout.page_bytes * layout.table_rows * blocks
+        plan, layout = loaded.plan, loaded.plan.layout
+        sizes = (plan.max_model_len, layout.block_size, plan.limits.max_tokens)
+        pages = sum(
+            blocks_of_sequence(group, *sizes) * group.pages_per_block for group in plan.pool.groups
+        )
+        return layout.page_bytes * (pages + 4)
     finally:
         loaded.executable.close()
 
