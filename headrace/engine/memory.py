@@ -21,7 +21,7 @@ MAX_ENDLESS = 1 << 24
 
 DEFAULT_MAX_SEQUENCES = 128
 DEFAULT_STEP_TOKENS = 512
-PROCESS_BYTES = 100 << 20
+PROCESS_BYTES = 112 << 20
 """Interpreter, libraries and tokenizer of the two processes together, measured
 (docs/performance)."""
 
