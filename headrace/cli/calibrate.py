@@ -36,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     for table in tables(found):
         out.print(table)
     out.print(f"stored in {path} after {found.seconds:.1f} s; planned with as --hardware local")
+    if calibrate.disturbed(found):
+        out.print("the threads got in the way of other work: calibrate again when it is quiet")
     if found.source == "numpy":
         out.print("the C++ module is not built: rates are numpy's, with no integer path")
     return 0

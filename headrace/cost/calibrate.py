@@ -78,6 +78,14 @@ def measure(
     return found
 
 
+def disturbed(found: Measured) -> bool:
+    """Whether other work must have held the cores: all threads together computed hardly more than
+    one alone."""
+    most = str(found.threads)
+    gains = [rates[most] / rates["1"] for rates in found.rates.values()]
+    return found.threads > 1 and min(gains) < 1.3
+
+
 def usable_threads() -> int:
     """Cores of the affinity mask, or all."""
     if hasattr(os, "sched_getaffinity"):
