@@ -15,6 +15,8 @@ from headrace.text.tokenizer import Tokenizer
 
 FIELD = "structured_outputs"
 """What the engine calls the constraint of a request."""
+MAX_SEQUENCES = 4096
+"""Prompts times answers of one request."""
 DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """The sampling fields that a checkpoint's generation_config.json may set."""
 
@@ -253,6 +255,12 @@ def plan(
         constraint = msgspec.structs.replace(constraint, after=after)
     params = sampling_of(request, served, max_tokens, constraint)
     check(request, served, params)
+    if len(prompts) * params.num_sequences > MAX_SEQUENCES:
+        raise RequestError(
+            "n",
+            f"n: {len(prompts)} prompts with {params.num_sequences} answers each are more than"
+            f" {MAX_SEQUENCES} sequences; send several requests",
+        )
     now = time.time()
     submits = tuple(
         make_submit(

@@ -103,8 +103,17 @@ def _choice_grammar(source: str, field: str) -> str:
         raise RequestError(field, f"{field}: choice has more than {MAX_CHOICES} strings")
     if not all(isinstance(choice, str) and choice for choice in choices):
         raise RequestError(field, f"{field}: choice must hold non-empty strings")
-    literals = (json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
-    return str(LLMatcher.grammar_from_lark("start: " + " | ".join(literals)))
+    # One terminal: thousands of alternatives are one item of the parser.
+    pattern = "|".join(_literal(choice) for choice in dict.fromkeys(choices))
+    return str(LLMatcher.grammar_from_regex(pattern))
+
+
+def _literal(text: str) -> str:
+    """A pattern that matches this text alone."""
+    return "".join(
+        char if char.isalnum() or char == " " or ord(char) > 0x9F else f"\\x{{{ord(char):x}}}"
+        for char in text
+    )
 
 
 def _matcher(words: LLTokenizer, text: str, field: str) -> LLMatcher:

@@ -136,6 +136,8 @@ class ToolParser:
             self._buffer = self._opened + reader.raw + self._buffer
         elif self._step == self._after:
             self._buffer = self._buffer.strip(WHITE + ",;]")
+            if self._form.closing.startswith(self._buffer):  # a closing mark that is cut short
+                self._buffer = ""
         elif self._step == self._call:
             self._buffer = self._opened + self._buffer
         events.append(Text(self._space + self._buffer))
@@ -221,6 +223,7 @@ class ToolParser:
         events.append(self._begin(name))
         self._reader = CallReader(name)
         self._began = True
+        self._opened = ""
         self._buffer = brace + rest
         return True
 
@@ -232,6 +235,7 @@ class ToolParser:
         if reader.name and not self._began:
             events.append(self._begin(reader.name))
             self._began = True
+            self._opened = ""  # what came before it is no text, even if the call is cut short
         if self._began:
             arguments = reader.take()
             self._silent = self._silent and not arguments

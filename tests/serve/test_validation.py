@@ -437,3 +437,11 @@ async def test_a_template_of_the_request_is_refused_as_such(site: Site) -> None:
 async def test_no_alternatives_need_no_logprobs(site: Site) -> None:
     assert (await site.chat(top_logprobs=0)).status_code == 200
     assert error_of(await site.chat(top_logprobs=1))["param"] == "top_logprobs"
+
+
+@run_async
+async def test_prompts_times_answers_have_a_limit(site: Site) -> None:
+    error = error_of(await site.complete(["a"] * 33, n=128))
+    assert error["param"] == "n"
+    assert "4096" in error["message"]
+    assert site.engine.submits == []

@@ -11,9 +11,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from headrace.errors import RequestError
-from headrace.text.grammar import Cursor, GrammarCompiler, json_source, validate
+from headrace.text.grammar import MAX_CHOICES, Cursor, GrammarCompiler, json_source, validate
 from headrace.text.tokenizer import Tokenizer
 from tests.text.schemas import Maker
 
@@ -419,6 +421,37 @@ def test_other_kinds(
         if done:
             assert re.fullmatch(valid, tokenizer.decode(ids))
     assert ended or "x+" in source
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=6, unique=True), st.data())
+def test_a_choice_is_one_of_the_strings_whatever_they_hold(
+    smollm2: Tokenizer, real: GrammarCompiler, choices: list[str], data: st.DataObject
+) -> None:
+    written = [smollm2.encode(choice, specials=False, add_special=False) for choice in choices]
+    assume(all(smollm2.decode(ids) == each for ids, each in zip(written, choices, strict=True)))
+    grammar = real.compile("choice", json.dumps(choices))
+    for ids in written:
+        cursor = grammar.start()
+        assert cursor.accept(ids)
+        assert cursor.can_stop
+    other = data.draw(st.text(max_size=6).filter(lambda text: text not in choices))
+    cursor = grammar.start()
+    taken = cursor.accept(smollm2.encode(other, specials=False, add_special=False))
+    assert not (taken and cursor.can_stop)
+
+
+def test_as_many_choices_as_are_allowed(compiler: GrammarCompiler, tiny: Tokenizer) -> None:
+    choices = [f"word {number} of many (a|b)" for number in range(MAX_CHOICES)]
+    start = compiler.compile("choice", json.dumps(choices)).start()
+    for choice in choices[::977]:
+        cursor = start.copy()
+        for token in tiny.encode(choice, add_special=False):
+            mask = np.zeros((tiny.vocabulary + 31) // 32, np.uint32)
+            cursor.mask(mask)
+            assert mask[token // 32] >> token % 32 & 1
+            assert cursor.accept((token,))
+        assert cursor.finished
 
 
 def test_white_space_is_as_asked(compiler: GrammarCompiler, tiny: Tokenizer) -> None:

@@ -111,6 +111,16 @@ def test_calls_however_cut(form: ToolFormat, message: str, text: str, count: int
     assert all(isinstance(json.loads(call.arguments), dict) for call in whole[1])
 
 
+@pytest.mark.parametrize(("form", "message", "text", "count"), MESSAGES, ids=lambda v: str(v)[:30])
+def test_a_call_that_is_cut_short_leaves_nothing_of_its_frame(
+    form: ToolFormat, message: str, text: str, count: int
+) -> None:
+    for end in range(1, len(message) if count else 0):
+        shown, calls = collect(events_of(ToolParser(form), [message[:end]]))
+        if calls and len(calls) == count:
+            assert text.startswith(shown)
+
+
 def test_arguments_stream_as_they_come() -> None:
     parser = ToolParser(HERMES)
     start = '<tool_call>{"name": "f", "arguments": {"te'
