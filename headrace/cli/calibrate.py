@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         out.print(table)
     out.print(f"stored in {path} after {found.seconds:.1f} s; planned with as --hardware local")
     if calibrate.disturbed(found):
-        out.print("the threads got in the way of other work: calibrate again when it is quiet")
+        out.print("other work held the cores meanwhile: calibrate again when it is quiet")
     if found.source == "numpy":
         out.print("the C++ module is not built: rates are numpy's, with no integer path")
     return 0
