@@ -116,6 +116,8 @@ async def chat_prompt(
     if tools is None and request.tools is not None:
         tools = [present(msgspec.to_builtins(tool)) for tool in request.tools]
     documents = request.documents if isinstance(request, ChatRequest) else None
+    if documents and "documents" not in template.source:
+        raise RequestError("documents", "documents: the model's chat template shows none")
     cuts = isinstance(request, ChatRequest) and request.truncate_prompt_tokens is not None
 
     def render() -> list[int]:

@@ -214,6 +214,10 @@ def check(request: Generation, served: Served, params: SamplingParams) -> None:
     """Refuse what cannot be honoured together. Raises RequestError naming the field."""
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options", "stream_options: only with stream true")
+    options = request.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        name = "stream_options.continuous_usage_stats"
+        raise RequestError(name, f"{name}: needs stream_options.include_usage")
     if request.priority and not served.priorities:
         raise RequestError(
             "priority", "priority: the server was not started with --scheduling-policy priority"

@@ -445,3 +445,15 @@ async def test_prompts_times_answers_have_a_limit(site: Site) -> None:
     assert error["param"] == "n"
     assert "4096" in error["message"]
     assert site.engine.submits == []
+
+
+@run_async
+async def test_what_would_have_no_effect_is_refused(site: Site) -> None:
+    alone = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    for answer in (await site.complete(**alone), await site.chat(**alone)):
+        assert error_of(answer)["param"] == "stream_options.continuous_usage_stats"
+    papers = [{"title": "a", "text": "b"}]
+    assert error_of(await site.chat(documents=papers))["param"] == "documents"
+    shown = "{% for d in documents %}{{ d.title }}{{ d.text }}{% endfor %}"
+    assert (await site.chat(documents=papers, chat_template=shown)).status_code == 200
+    assert site.engine.submits[0].prompt == tuple(site.tokenizer.encode("ab", add_special=False))
