@@ -42,9 +42,9 @@ class FitSettings:
     memory: int = 48
     kinds: int = 12
     spell: float = 0.05
-    half_life: float = 100.0
+    half_life: float = 300.0
     ridge: float = 100.0
-    huber: float = 1.5
+    huber: float = 2.0
     passes: int = 3
     window: int = 512
 
