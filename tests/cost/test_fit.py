@@ -146,3 +146,36 @@ def test_utilisation_is_what_the_limits_say() -> None:
     flops = 2 * priced.active + 4 * 1001 * 30 * 576
     estimator.observe(plan, 100 * flops / device.rates["f32"])
     assert estimator.stats()["mfu"] == pytest.approx(0.01, rel=0.05)
+
+
+def test_small_steps_do_not_push_out_what_large_ones_cost() -> None:
+    """A kind that no line through the others explains keeps its say, however long ago it was."""
+    draw = Random(7)
+    fit = WindowFit((1.0, 1.0))
+    for _ in range(60):
+        rows = draw.uniform(60.0, 64.0)
+        fit.update((0.003, 0.001 * rows), 0.003 + 0.0015 * rows, kind=7)
+    for _ in range(6000):
+        fit.update((0.003, 0.001), 0.0045 * draw.lognormvariate(0, 0.1), kind=1)
+        if draw.random() < 0.02:
+            fit.refit()
+    step, row = fit.refit()
+    assert 0.003 * step + 0.064 * row == pytest.approx(0.099, rel=0.03)
+    assert 0.003 * step + 0.001 * row == pytest.approx(0.0045, rel=0.03)
+
+
+def test_predictions_add_up_to_what_was_measured() -> None:
+    """Noise that only ever adds must not make the sum of the predictions too short."""
+    draw = Random(8)
+    fit = WindowFit((1.0, 1.0))
+    predicted = measured = 0.0
+    for step in range(3000):
+        terms = (0.002, draw.uniform(0.001, 0.03))
+        seconds = (terms[0] + terms[1]) * (1.0 + draw.expovariate(8.0))
+        if step > 500:
+            predicted += sum(t * x for t, x in zip(fit.theta, terms, strict=True))
+            measured += seconds
+        fit.update(terms, seconds, kind=int(terms[1] * 200))
+        if step % 25 == 0:
+            fit.refit()
+    assert predicted / measured == pytest.approx(1.0, abs=0.02)

@@ -164,3 +164,11 @@ def test_an_empty_report_is_all_zeros() -> None:
     empty = report(Recorder(), SLO)
     assert (empty.requests, empty.goodput_tokens, empty.attainment) == (0, 0, 0)
     assert empty.cost_per_million_output is None
+
+
+def test_time_between_steps_is_part_of_every_token() -> None:
+    workload = Workload(5, rate=0.01, output_tokens=30, spread=0.0)
+    plain = simulate(workload)
+    slower = simulate(workload, Setup(POOL, KNOBS, between=0.001))
+    assert slower.tpot["p50"] - plain.tpot["p50"] == pytest.approx(0.001, rel=1e-3)
+    assert slower.ttft["p50"] - plain.ttft["p50"] == pytest.approx(0.001, rel=1e-3)
