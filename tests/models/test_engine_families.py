@@ -60,6 +60,28 @@ def test_the_same_answer_alone_together_and_from_the_cache(case: str, tmp_path: 
         assert tokens(llm, prompts) == alone  # from a warm cache
 
 
+def test_eight_bit_scales_survive_reuse_and_preemption(tmp_path: Path) -> None:
+    """Keys and values of 8 bits with their scales: the same tokens alone, from the cache, and after
+    a pool too small for all (bugs.md, B083)."""
+    model = tiny(tmp_path, "llama", 96)
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=40, ignore_eos=True)
+    prompts = [[*range(5, 55), 7, i, i + 1] for i in range(6)]
+    options = {"backend": BACKEND, "kv_cache_dtype": "int8", "max_model_len": 128}
+
+    def tokens(llm: LLM, batch: list[list[int]]) -> list[list[int]]:
+        return [list(output.outputs[0].token_ids) for output in llm.generate(batch, params)]
+
+    with LLM(model, enable_prefix_caching=False, **options) as llm:
+        alone = [tokens(llm, [prompt])[0] for prompt in prompts]
+        page = llm.loaded.plan.layout.page_bytes
+    with LLM(model, kv_cache_memory_bytes=11 * page, watermark=0.0, **options) as llm:
+        assert tokens(llm, prompts) == alone
+        assert tokens(llm, prompts[:1]) == alone[:1]
+        stats = llm.engine.scheduler.stats()
+        assert stats.preemptions > 0
+        assert stats.prefix_hits > 0
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_folder_quantized_while_loading(quantization: str, tmp_path: Path) -> None:
     """The engine answers as the reference does, whatever became of the weights."""

@@ -54,3 +54,19 @@ def test_the_cpu_backend_is_close_to_float32(smollm2_path: Path) -> None:
         for i in picked
     ]  # fmt: skip
     assert np.mean(kl) < 0.005
+
+
+@pytest.mark.skipif(not cpu_levels(), reason="the CPU back-end is not built")
+def test_eight_bit_keys_and_values_do_not_add_up(smollm2_path: Path) -> None:
+    """KL divergence of the next token against float32 K and V, at short and at longer contexts
+    (bugs.md, B083): small, and no worse as the context grows."""
+    ids = np.load(GOLDEN / "smollm2.npz")["ids"][:640].tolist()
+    model = open_checkpoint(str(smollm2_path)).model(len(ids))
+    plain, small = (
+        log_softmax(logits(open_backend("cpu", threads=2), model, ids, 128, dtype)).astype(float)
+        for dtype in ("f32", "int8")
+    )
+    divergence = (np.exp(plain) * (plain - small)).sum(axis=-1)
+    near, far = divergence[8:72].mean(), divergence[-64:].mean()
+    assert max(near, far) < 0.05
+    assert far < 3 * near

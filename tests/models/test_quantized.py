@@ -98,13 +98,22 @@ def check(weight: Tensor, values: np.ndarray) -> None:
         np.testing.assert_array_equal(dequantize(weight), values)
 
 
-def test_gptq_with_activation_order() -> None:
-    codes, zeros, scales, _ = random_codes(4, 32)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("config", [{"desc_act": True}, {"desc_act": False}, {}])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_gptq_with_activation_order(
+    bits: int, symmetric: bool, config: dict[str, bool], version: str
+) -> None:
+    """A shuffled group index counts, whatever the configuration says of it (bugs.md, B082)."""
+    codes, zeros, scales, _ = random_codes(bits, 32, symmetric)
     order = np.random.default_rng(0).permutation(np.arange(K, dtype=np.int32) // 32)
+    stored = zeros.T - (1 if version == "gptq" else 0)
     pieces = tensors(
-        qweight=pack(codes, 4).T, qzeros=pack(zeros.T - 1, 4), scales=scales.T, g_idx=order
+        qweight=pack(codes, bits).T, qzeros=pack(stored, bits), scales=scales.T, g_idx=order
     )
-    weight = only({"quant_method": "gptq", "bits": 4, "desc_act": True}, pieces)
+    said = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}
+    weight = only(said | config, pieces)
     values = (codes - zeros[:, order]) * scales.astype(np.float32)[:, order]
     check(weight, values.astype(np.float32))
 

@@ -85,8 +85,8 @@ def test_a_row_depends_on_its_window_and_the_sinks_wherever_it_is(backend: str) 
 
 @pytest.mark.skipif(not cpu_levels(), reason="the CPU back-end is not built")
 def test_generation_goes_on_past_the_context(tmp_path: Path) -> None:
-    """350 tokens after 80 of a model of 256 positions: the same in steps of any size, alone or together, and
-    the pages of a sequence do not grow with it."""
+    """350 tokens after 80 of a model of 256 positions: the same in steps of any size, alone or
+    together, and the pages of a sequence do not grow with it."""
     model = str(tmp_path / "llama.gguf")
     convert(FAMILIES / "llama", FAMILIES / "llama" / "model.safetensors", model, vocabulary=96)
     options = {"attention_sinks": 4, "attention_window": 40, "max_model_len": 100_000}
