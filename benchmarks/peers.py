@@ -3,7 +3,7 @@
     python benchmarks/peers.py ~/.cache/headrace/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Sets up llama.cpp (package xllamacpp; the same file, and a copy rounded to Q4_0, its fastest
-format) and OpenVINO GenAI in environments of their own, then for each work item starts all
+format), OpenVINO GenAI and vLLM's CPU back-end (bfloat16) in environments of their own, then for each work item starts all
 servers and asks them in turn, round after round. Every prompt is random token ids, new in each
 round and equal for all. Prints medians, and the ratio of headrace to the best peer. Needs an idle
 machine; `--items`, `--engines` and `--rounds` cut it short, `--save` gathers several runs.
@@ -26,7 +26,7 @@ from peer_setup import KV_BYTES, Engine, Room, Server, engines
 from headrace.bench.http import Client, Sample
 from headrace.bench.workload import Source
 
-ENGINES = ["headrace", "llama-q4_1", "llama-q4_0", "openvino"]
+ENGINES = ["headrace", "llama-q4_1", "llama-q4_0", "openvino", "vllm"]
 VOCABULARY = 40000
 Figures = dict[str, float]
 
