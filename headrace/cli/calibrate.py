@@ -11,11 +11,12 @@ from rich.table import Table
 
 from headrace.cost import calibrate
 from headrace.cost.hardware import save_profile
+from headrace.cost.parse import at_least
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where to store it, how many threads, how to print it."""
-    parser.add_argument("--threads", type=int, metavar="N", help="most threads to measure")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="most threads to measure")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to store the profile")
     parser.add_argument("--json", action="store_true", help="print the profile as JSON")
 

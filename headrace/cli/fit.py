@@ -18,6 +18,7 @@ from headrace.cost import parse
 from headrace.cost.calibrate import total_memory
 from headrace.cost.capacity import workspace_bytes
 from headrace.cost.catalog import BITS, KV_BYTES, Precision, PricedModel, configured, find_model
+from headrace.cost.parse import at_least
 from headrace.engine.load import usable_cores
 from headrace.engine.memory import DEFAULT_STEP_TOKENS, blocks_of_sequence, human, make_plan
 from headrace.errors import MemoryPlanError
@@ -54,13 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", metavar="BYTES", help="8GiB, 24GB, ... (default: this machine's)"
     )
-    parser.add_argument("--block-size", type=int, default=16, metavar="N")
-    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N")
-    parser.add_argument("--threads", type=int, metavar="N")
+    parser.add_argument("--block-size", type=at_least(1), default=16, metavar="N")
+    parser.add_argument("--max-num-batched-tokens", type=at_least(1), metavar="N")
+    parser.add_argument("--threads", type=at_least(1), metavar="N")
     parser.add_argument("--backend", choices=("auto", "cpu", "reference"), default="auto")
     parser.add_argument("--weights", choices=list(BITS), help="format, for configurations")
     parser.add_argument("--kv", choices=list(KV_BYTES), default="f16", help="format of K and V")
-    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="tensor parallel ranks")
+    parser.add_argument(
+        "--tensor", type=at_least(1), default=1, metavar="N", help="tensor parallel ranks"
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with a plot")
 

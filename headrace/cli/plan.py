@@ -16,6 +16,7 @@ from headrace.cost.catalog import BITS, KV_BYTES, Precision, names
 from headrace.cost.formulas.rates import knee
 from headrace.cost.hardware import find_device
 from headrace.cost.options import Answer, Question, answer, describe, gains
+from headrace.cost.parse import at_least
 from headrace.models.sketch import Ranks
 from headrace.sim.verify import Verified, load_curve, verify
 
@@ -43,8 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=list(BITS), help="format of the weights")
     parser.add_argument("--experts", choices=list(BITS), help="format of routed experts")
     parser.add_argument("--kv", choices=list(KV_BYTES), default="f16", help="format of K and V")
-    parser.add_argument("--tensor", type=int, metavar="N", help="tensor parallel ranks, fixed")
-    parser.add_argument("--expert", type=int, metavar="N", help="expert parallel ranks, fixed")
+    parser.add_argument(
+        "--tensor", type=at_least(1), metavar="N", help="tensor parallel ranks, fixed"
+    )
+    parser.add_argument(
+        "--expert", type=at_least(1), metavar="N", help="expert parallel ranks, fixed"
+    )
     parser.add_argument(
         "--no-verify", action="store_true", help="skip the simulation of the chosen replica"
     )

@@ -15,6 +15,7 @@ from headrace.cost.capacity import MEMORY_SHARE
 from headrace.cost.catalog import BITS, KV_BYTES, Precision, find_model, names
 from headrace.cost.estimator import StepEstimator
 from headrace.cost.hardware import find_device, find_link
+from headrace.cost.parse import at_least
 from headrace.errors import ConfigError, MemoryPlanError
 from headrace.models.sketch import Ranks
 from headrace.ops.spec import KVGroup
@@ -52,30 +53,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=Path, metavar="FILE", help="further devices, as TOML")
     parser.add_argument("--weights", choices=list(BITS), help="format of the weights")
     parser.add_argument("--kv", choices=list(KV_BYTES), default="f16", help="format of K and V")
-    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="tensor parallel ranks")
+    parser.add_argument(
+        "--tensor", type=at_least(1), default=1, metavar="N", help="tensor parallel ranks"
+    )
     parser.add_argument("--slo", default="ttft=1s,tpot=50ms", metavar="PROMISE", help="the promise")
     group = parser.add_argument_group("workload")
     group.add_argument("--shape", choices=list(SHAPES), default="random", help="of the traffic")
     group.add_argument(
         "--workload", type=Path, metavar="FILE", help="a traffic file (.csv or .jsonl) instead"
     )
-    group.add_argument("--speed", type=float, default=1.0, help="of a traffic file, or real time")
+    group.add_argument(
+        "--speed", type=at_least(1e-6, float), default=1.0, help="of a traffic file, or real time"
+    )
     for flag, kind, text in _WORKLOAD:
         group.add_argument(flag, type=kind, metavar="N", help=text)
     sizes = parser.add_argument_group("replicas")
-    sizes.add_argument("--replicas", type=int, default=1, metavar="N", help="how many")
+    sizes.add_argument("--replicas", type=at_least(1), default=1, metavar="N", help="how many")
     sizes.add_argument("--routing", choices=("sticky", "least", "prefix"), default="sticky")
-    sizes.add_argument("--max-num-seqs", type=int, default=128, metavar="N")
-    sizes.add_argument("--max-num-batched-tokens", type=int, default=2048, metavar="N")
-    sizes.add_argument("--mixed-prefill-tokens", type=int, default=0, metavar="N")
-    sizes.add_argument("--max-num-queued-reqs", type=int, default=0, metavar="N")
-    sizes.add_argument("--max-model-len", type=int, metavar="N")
-    sizes.add_argument("--block-size", type=int, default=16, metavar="N")
+    sizes.add_argument("--max-num-seqs", type=at_least(1), default=128, metavar="N")
+    sizes.add_argument("--max-num-batched-tokens", type=at_least(1), default=2048, metavar="N")
+    sizes.add_argument("--mixed-prefill-tokens", type=at_least(0), default=0, metavar="N")
+    sizes.add_argument("--max-num-queued-reqs", type=at_least(0), default=0, metavar="N")
+    sizes.add_argument("--max-model-len", type=at_least(1), metavar="N")
+    sizes.add_argument("--block-size", type=at_least(1), default=16, metavar="N")
     sizes.add_argument("--kv-cache-memory-bytes", metavar="BYTES", help="of one replica")
     sizes.add_argument("--no-enable-prefix-caching", action="store_true")
-    sizes.add_argument("--jitter", type=float, default=0.0, help="sigma of step times")
+    sizes.add_argument("--jitter", type=at_least(0, float), default=0.0, help="sigma of step times")
     parser.add_argument("--real-time", action="store_true", help="run at the pace of the clock")
-    parser.add_argument("--processes", type=int, default=usable_threads(), metavar="N")
+    parser.add_argument("--processes", type=at_least(1), default=usable_threads(), metavar="N")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="record one replica's scheduler")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots")

@@ -92,7 +92,7 @@ class PricedModel:
         """The program priced on a device; on this machine with what engines found out."""
         model = compile_model(
             self.program, self.layout, self.weight_bytes, device, self.formats, link, imbalance,
-            wide,
+            wide, self.ranks.tensor,
         )  # fmt: skip
         return recall(model) if device.measured else model
 

@@ -1,7 +1,8 @@
 """Quantities as people type them on a command line."""
 
 import re
-from collections.abc import Iterable
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterable
 
 from headrace.cost.capacity import Promise, Traffic
 from headrace.errors import ConfigError
@@ -22,6 +23,22 @@ def _quantity(field: str, text: str, units: dict[str, float]) -> float:
         known = ", ".join(name for name in units if name)
         raise ConfigError(field, f"{text!r} is not a number with a unit of {known}")
     return float(match[1]) * units[unit]
+
+
+def at_least(low: float, kind: type[int] | type[float] = int) -> Callable[[str], int | float]:
+    """What argparse turns a flag's text into: a whole number (or any) from `low` up."""
+    noun = "whole number" if kind is int else "number"
+
+    def convert(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not a {noun}") from None
+        if not low <= value < float("inf"):
+            raise ArgumentTypeError(f"{text} is not a {noun} of at least {low:g}")
+        return value
+
+    return convert
 
 
 def seconds(field: str, text: str) -> float:

@@ -308,12 +308,14 @@ def compile_model(
     link: Link | None = None,
     imbalance: float = 1.0,
     wide: Link | None = None,
+    tensor: int = 1,
 ) -> StepModel:
     """A program on a device.
 
     weight_bytes, formats: bytes and formats of each weight; without formats all are taken for
     16-bit. link: between the ranks that collectives span; wide: between those that exchange rows of
-    experts, where it is another one. imbalance: busiest over mean expert.
+    experts, where it is another one; tensor: ranks that share such an exchange, each sending a part
+    of the rows, which they then gather over `link`. imbalance: busiest over mean expert.
     """
     formats = formats or {}
     bandwidth = device.bytes_per_second()
@@ -339,8 +341,10 @@ def compile_model(
                 + (work.read + work.written) * buffer_share
             ) / bandwidth
             sums.add(name, basis, compute, moved)
-            if work.wire and way is not None:
-                sums.add("wire", basis, work.wire * buffer_share / way.bandwidth, 0.0)
+            if work.wire and link is not None and way is not None:
+                shared = tensor if isinstance(op, spec.AllToAll) else 1
+                pace = (1 / way.bandwidth + (shared - 1) / link.bandwidth) / shared
+                sums.add("wire", basis, work.wire * buffer_share * pace, 0.0)
         if name == "wire" and way is not None:
             sums.add("wire", null.STEP, way.latency, 0.0)
     return _model(sums, device, imbalance)

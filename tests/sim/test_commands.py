@@ -161,3 +161,20 @@ def test_doctor_names_what_it_finds(
     assert "this machine was never measured" in found
     assert "the promise on TPOT cannot be kept, not even for one request" in found
     assert "-> headrace calibrate" in out(capsys, *words, status=1)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--replicas=0", "--tensor=0", "--max-num-seqs=0", "--jitter=-1", "--jitter=nan",
+     "--processes=0", "--block-size=x", "--mixed-prefill-tokens=-1"],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused_by_its_flag(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([*SMALL, flag])
+    assert exit_.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert flag.split("=")[0] in message
+    assert "number" in message
