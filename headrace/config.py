@@ -22,7 +22,9 @@ class EngineConfig:
     """What an engine is: a model, its memory and its scheduler's knobs. None = derived at start."""
 
     model: str = flag(DEFAULT_MODEL, "a .gguf file, a folder, or a short name", "MODEL")
-    max_model_len: int | None = flag(None, "longest prompt plus output, in tokens", "N")
+    max_model_len: int | None = flag(
+        None, "longest prompt plus output, in tokens; beyond the context with a window", "N"
+    )
     block_size: int = flag(16, "tokens in a KV block, a multiple of 16", "N")
     max_num_seqs: int | None = flag(None, "sequences that run at once", "N")
     max_num_batched_tokens: int | None = flag(None, "token budget of a step", "N")

@@ -172,7 +172,7 @@ def _groups(layout: KVLayout, length: int) -> tuple[GroupRow, ...]:
     rows = []
     for group in layout.groups:
         token = layout.layer_bytes * len(group.layers) // layout.block_size
-        held = length if group.window is None else min(length, group.window)
+        held = length if group.window is None else min(length, group.window + group.first)
         rows.append(
             GroupRow(
                 group.name, len(group.layers), group.window, group.pages_per_block, token,

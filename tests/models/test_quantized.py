@@ -362,3 +362,52 @@ def test_loading_holds_one_converted_weight_at_a_time(
     assert max(held) == largest * 24 // 32  # gate and up, the widest weight
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
+
+
+def test_an_fp8_llama_says_that_it_doubles(tmp_path: Path) -> None:
+    """A whole FP8 checkpoint gives the logits of the same values in float16, and says what its
+    weights take. safetensors for numpy knows no FP8: the header is written here."""
+    config = json.loads((FAMILIES / "llama" / "config.json").read_text())
+    ids = np.random.default_rng(1).integers(0, 96, 20).tolist()
+    stored: dict[str, tuple[str, np.ndarray]] = {}
+    halves: dict[str, np.ndarray] = {}
+    for name, values in hf_tensors(FAMILIES / "llama" / "model.safetensors").items():
+        if "proj" not in name:
+            stored[name], halves[name] = ("F32", values.astype(np.float32)), values
+            continue
+        scale = np.float32(np.abs(values).max() / 448)
+        codes = np.abs(values[..., None] / scale - _E4M3[:127]).argmin(axis=-1).astype(np.uint8)
+        stored[name] = ("F8_E4M3", codes)
+        stored[f"{name}_scale_inv"] = ("F32", np.array([[scale]], np.float32))
+        halves[name] = (_E4M3[codes] * scale).astype(np.float16)
+    header: dict[str, Any] = {}
+    at = 0
+    for name, (form, array) in stored.items():
+        header[name] = {
+            "dtype": form,
+            "shape": array.shape,
+            "data_offsets": [at, at + array.nbytes],
+        }
+        at += array.nbytes
+    raw = json.dumps(header).encode()
+    data = b"".join(array.tobytes() for _, array in stored.values())
+    (tmp_path / "fp8").mkdir()
+    (tmp_path / "f16").mkdir()
+    (tmp_path / "fp8" / "model.safetensors").write_bytes(
+        len(raw).to_bytes(8, "little") + raw + data
+    )
+    save_file(halves, tmp_path / "f16" / "model.safetensors")
+    quant = {"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}
+    for kind, extra in (("fp8", quant), ("f16", {})):
+        (tmp_path / kind / "config.json").write_text(json.dumps(config | extra))
+    small = open_checkpoint(str(tmp_path / "fp8")).model(20)
+    bytes_stored = sum(array.nbytes for form, array in stored.values() if form == "F8_E4M3")
+    assert small.notes == (
+        f"{bytes_stored} bytes of FP8 weights are held as F16, at twice their size",
+    )
+    assert {w.formats[0] for n, w in small.weights.items() if n.endswith(("qkv", "down"))} == {
+        "F16"
+    }
+    plain = open_checkpoint(str(tmp_path / "f16")).model(20)
+    backend = open_backend("reference")
+    np.testing.assert_array_equal(logits(backend, small, ids, 20), logits(backend, plain, ids, 20))
