@@ -3,10 +3,11 @@
     python benchmarks/peers.py ~/.cache/headrace/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Sets up llama.cpp (package xllamacpp; the same file, and a copy rounded to Q4_0, its fastest
-format), OpenVINO GenAI and vLLM's CPU back-end (bfloat16) in environments of their own, then for each work item starts all
-servers and asks them in turn, round after round. Every prompt is random token ids, new in each
-round and equal for all. Prints medians, and the ratio of headrace to the best peer. Needs an idle
-machine; `--items`, `--engines` and `--rounds` cut it short, `--save` gathers several runs.
+format), OpenVINO GenAI and vLLM's CPU back-end (bfloat16) in environments of their own, then for
+each work item starts all servers and asks them in turn, round after round. Every prompt is random
+token ids, new in each round and equal for all. Prints medians, and the ratio of headrace to the
+best peer. Needs an idle machine; `--items`, `--engines` and `--rounds` cut it short, `--save`
+gathers several runs.
 """
 
 import argparse
