@@ -241,6 +241,14 @@ def _show_best(console: Console, found: Answer, best: Choice, checked: Verified 
          f"{knee_point.tpot * 1e3:.1f} ms"),
         ("utilisation", f"{best.utilisation:.0%} of {best.replicas} replicas"),
     ]  # fmt: skip
+    if found.question.device.measured:
+        lines.append(
+            (
+                "serve it with",
+                f"--max-num-seqs {at.batch} --max-num-batched-tokens {at.batch + at.chunk} "
+                f"--mixed-prefill-tokens {at.chunk}",
+            )
+        )
     if model.ranks.expert > 1:
         lines.append(("batch and chunk", f"are those of each of {model.ranks.expert} expert ranks"))
     if best.per_hour:
