@@ -13,6 +13,7 @@ gathers several runs.
 import argparse
 import asyncio
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -261,6 +262,7 @@ def table(records: list[dict[str, Any]], bytes_of_weights: int) -> str:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="the .gguf file, with Q4_1 weights")
     parser.add_argument("--threads", type=int, default=2)
