@@ -107,6 +107,7 @@ def half_bytes(values: F32) -> U8:
     numpy converts one value at a time; values that are normal float16 go by integer arithmetic
     instead, which is several times as fast.
     """
+    values = np.ascontiguousarray(values)
     bits = values.view(np.uint32)
     size = bits & np.uint32(0x7FFFFFFF)
     biases = np.uint32(112 << 10)  # of the exponents: 127 less 15

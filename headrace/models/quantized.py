@@ -28,6 +28,7 @@ Tensors = Mapping[str, Tensor]
 
 _AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])
 """AWQ's nibble i of a 32-bit word holds column _AWQ_ORDER[i] of its eight."""
+_FLOATS = ("F32", "F16", "BF16")
 _UNUSED = (".input_scale", ".k_scale", ".v_scale", ".input_zero_point", ".output_scale")
 """Calibration of activations and of an 8-bit KV cache."""
 
@@ -120,7 +121,7 @@ def floats(tensor: Tensor, *part: slice) -> F32:
     """Values of a float tensor, FP8 included, or of a part of it."""
     if tensor.format == "F8_E4M3":
         return np.take(_E4M3, tensor.data.reshape(tensor.shape)[part])
-    if tensor.format not in ("F32", "F16", "BF16"):
+    if tensor.format not in _FLOATS:
         raise ModelError(f"tensor {tensor.name!r} is {tensor.format}, expected floats")
     if tensor.format == "BF16":
         halves = tensor.data.view(np.uint16).reshape(tensor.shape)[part]
@@ -177,8 +178,10 @@ def _agree(what: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         raise ValueError(f"{what} is {list(found)}, expected {list(wanted)}")
 
 
-def _matrix(tensor: Tensor) -> tuple[int, int]:
+def _matrix(tensor: Tensor, formats: tuple[str, ...] = _FLOATS) -> tuple[int, int]:
     """The shape of a table of scales. Raises ValueError where it is none."""
+    if tensor.format not in formats:
+        raise ValueError(f"{tensor.name} is {tensor.format}, expected {' or '.join(formats)}")
     if len(tensor.shape) != 2 or 0 in tensor.shape:
         raise ValueError(f"{tensor.name} is {list(tensor.shape)}, expected a matrix")
     return tensor.shape[0], tensor.shape[1]
@@ -333,7 +336,7 @@ def _scaled(
 
     def whole(pieces: _Pieces) -> Tensor:
         weight, scale = pieces.tensor("weight"), pieces.tensor(piece)
-        rows, depth = _matrix(weight)
+        rows, depth = _matrix(weight, ("I8", "F8_E4M3"))
         values = floats(scale)
         values = values.reshape(1, 1) if values.size == 1 else values.reshape(len(values), -1)
         high, wide = (1, -(-depth // max(values.shape[1], 1)))
@@ -363,9 +366,6 @@ def _scaled(
                     np.arange(depth) // wide if depth % wide else None,
                 )
             )  # fmt: skip
-        if weight.format != "F8_E4M3":
-            raise ModelError(f"tensor {weight.name!r} is {weight.format}, expected I8 or F8_E4M3")
-
         # No block format holds 8-bit floats; float16 keeps their 4 significant bits times the
         # scale to 11 bits.
         def halves(start: int, stop: int) -> U8:

@@ -411,3 +411,64 @@ def test_an_fp8_llama_says_that_it_doubles(tmp_path: Path) -> None:
     plain = open_checkpoint(str(tmp_path / "f16")).model(20)
     backend = open_backend("reference")
     np.testing.assert_array_equal(logits(backend, small, ids, 20), logits(backend, plain, ids, 20))
+
+
+FUZZED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "gptq": (GPTQ, ["qweight", "qzeros", "scales", "g_idx"]),
+    "awq": ({"quant_method": "awq", "bits": 4}, ["qweight", "qzeros", "scales"]),
+    "packed": (
+        compressed(4, "int", "pack-quantized"),
+        ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx"],
+    ),
+    "scaled": (compressed(8, "int", "int-quantized"), ["weight", "weight_scale"]),
+    "fp8": (
+        {"quant_method": "fp8", "weight_block_size": [4, 4]},
+        ["weight", "weight_scale_inv"],
+    ),
+}
+
+
+@pytest.mark.parametrize("method", FUZZED)
+def test_pieces_that_do_not_fit_are_refused_when_opened(method: str) -> None:
+    """Pieces of random shapes, types and numbers: either a clear error at once, or a weight that
+    can be made. Nothing else may come up later, while a back-end loads."""
+    config, names = FUZZED[method]
+    rng = np.random.default_rng(len(method))
+    sizes = (0, 1, 2, 4, 8, 32, 64)
+    made = refused = 0
+    for _ in range(400):
+        arrays = {}
+        rows, groups = int(rng.choice(sizes)), int(rng.choice((1, 2, 4)))
+        good = {
+            "qweight": (8, rows) if method == "gptq" else (64, rows // 8),
+            "qzeros": (groups, rows // 8), "scales": (groups, rows), "g_idx": (64,),
+            "weight_packed": (rows, 8), "weight_scale": (rows, groups), "weight_shape": (2,),
+            "weight_zero_point": (rows // 8, groups), "weight_g_idx": (64,), "weight": (rows, 64),
+            "weight_scale_inv": (-(-rows // 4), 16),
+        }  # fmt: skip
+        for name in names:
+            shape = good[name]
+            if rng.random() < 0.15:
+                shape = tuple(int(n) for n in rng.choice(sizes, rng.integers(0, 4)))
+            integers = name in ("qweight", "qzeros", "weight_packed", "weight_zero_point")
+            kind = np.int32 if integers or name.endswith(("g_idx", "shape")) else np.float16
+            if name == "weight":
+                kind = np.uint8 if method == "fp8" else np.int8
+            if rng.random() < 0.05:
+                kind = rng.choice([np.int32, np.float16, np.int8])
+            arrays[name] = rng.integers(0, groups, shape).astype(kind)
+            if name == "weight_shape" and shape == (2,) and kind == np.int32:
+                arrays[name][:] = (rows, int(rng.choice([64, 64, 64, 60, 0, -5, 1 << 30])))
+        if rng.random() < 0.3 and len(names) > 2:
+            arrays.pop(names[-1])
+        try:
+            found = unpack(tensors(**arrays), config, "config")
+        except ModelError:
+            refused += 1
+            continue
+        for weight in found.values():
+            if weight.recipe is not None:
+                assert weight.whole().data.nbytes == weight.data.nbytes
+                made += 1
+    assert made > 20
+    assert refused > 20
