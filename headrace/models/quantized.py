@@ -366,6 +366,7 @@ def _scaled(
                     np.arange(depth) // wide if depth % wide else None,
                 )
             )  # fmt: skip
+
         # No block format holds 8-bit floats; float16 keeps their 4 significant bits times the
         # scale to 11 bits.
         def halves(start: int, stop: int) -> U8:
