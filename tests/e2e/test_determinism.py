@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -27,35 +29,36 @@ def determinism() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("level", _native.levels())
-def test_tokens_and_bits_are_the_same_under_all_conditions(
-    level: str, determinism: ModuleType
-) -> None:
+def test_tokens_and_bits_are_the_same_under_all_conditions(determinism: ModuleType) -> None:
+    """On the default model, at the best level; preemption needs longer runs: see below."""
     base = EngineConfig(backend="cpu", max_model_len=1024)
     rows = determinism.table(
-        base, [level], [1, 2], count=2, tokens=4, others=3, wanted=lambda row: not row.features
-    )
-    assert_equal(list(rows), 10, 4)
+        base, [_native.levels()[0]], [1, 2], count=2, tokens=4, others=3,
+        wanted=lambda row: not row.features and not row.preempt,
+    )  # fmt: skip
+    assert_equal(rows, {4: 12})
 
 
 @pytest.mark.parametrize("level", _native.levels())
 def test_all_features_in_one_batch_leave_each_request_as_it_is_alone(
     level: str, determinism: ModuleType, tmp_path: Path
 ) -> None:
-    """On a tiny checkpoint: penalties, filters, log-probabilities, n, best_of, beams, grammars with
-    forced tokens, stop strings, bad words, salts; chunked, cached, preempted, 1 and 2 threads."""
+    """All rows on a tiny checkpoint, also those of all features: penalties, filters,
+    log-probabilities, n, best_of, beams, grammars with forced tokens, stop strings, bad words,
+    salts; chunked, cached, preempted, 1 and 2 threads."""
     base = EngineConfig(write_tiny(tmp_path), backend="cpu", max_model_len=512)
-    rows = determinism.table(
-        base, [level], [1, 2], count=4, tokens=16, others=6, wanted=lambda row: row.features
-    )
-    assert_equal(list(rows), 6, 8 + 19)
+    rows = determinism.table(base, [level], [1, 2], count=4, tokens=16, others=6)
+    assert_equal(rows, {8: 13, 8 + 19: 7})
 
 
-def assert_equal(rows: list[tuple[str, str, int, int, str]], least: int, requests: int) -> None:
-    assert len(rows) > least
+def assert_equal(rows: Iterable[tuple[str, str, int, int, str]], expected: dict[int, int]) -> None:
+    """expected: how many rows of how many requests."""
+    sizes = Counter()
     for _, condition, equal, of, note in rows:
-        assert equal == of == requests, f"{condition}: {note}"
+        assert equal == of, f"{condition}: {note}"
         assert "not small enough" not in note
+        sizes[of] += 1
+    assert sizes == expected
 
 
 def test_the_mixture_uses_every_field_that_steers_sampling(determinism: ModuleType) -> None:
