@@ -22,3 +22,5 @@
 #else
 #define HR_LEVEL_NAME "portable"
 #endif
+
+#define HR_INLINE inline __attribute__((always_inline))

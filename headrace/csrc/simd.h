@@ -8,8 +8,6 @@
 
 #include "level.h"
 
-#define HR_INLINE inline __attribute__((always_inline))
-
 namespace hr {
 namespace HR_LEVEL {
 
