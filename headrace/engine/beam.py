@@ -109,13 +109,9 @@ class BeamSearch:
         for place, beam in enumerate(beams):
             assert beam.scores is not None
             scores = beam.scores
-            keep = min(width + len(self.stops), len(scores))
-            cut = np.partition(scores, len(scores) - keep)[len(scores) - keep]
-            tokens = np.flatnonzero(scores >= cut)
-            tokens = tokens[np.argsort(-scores[tokens], kind="stable")]
             found += [
-                Candidate(beam.score + float(scores[token]), place, int(token))
-                for token in tokens[:keep].tolist()
+                Candidate(beam.score + float(scores[token]), place, token)
+                for token in highest(scores, width + len(self.stops))
                 if scores[token] > -np.inf
             ]
         found.sort(key=lambda c: (-c.score, c.place, c.token))
@@ -145,7 +141,7 @@ class BeamSearch:
         beam = self.live[candidate.place]
         assert beam.raw is not None
         raw, own = beam.raw, beam.raw[candidate.token]
-        best = np.argsort(-raw, kind="stable")[: self.alternatives].tolist()
+        best = highest(raw, self.alternatives)
         top = tuple((token, float(raw[token])) for token in best)
         entry = Logprob(candidate.token, float(own), int((raw > own).sum()) + 1, top)
         return (*beam.logprobs, entry)
@@ -169,6 +165,17 @@ class BeamSearch:
             for candidate, sequence in zip(chosen, sequences, strict=True)
         ]
         self.born = True
+
+
+def highest(values: F32, count: int) -> list[int]:
+    """The `count` ids of the highest values, best first, ties to the lowest id: what a stable sort
+    of all would begin with, for less."""
+    if count == 0:
+        return []
+    cut = np.partition(values, max(len(values) - count, 0))[max(len(values) - count, 0)]
+    ids = np.flatnonzero(values >= cut)
+    best: list[int] = ids[np.argsort(-values[ids], kind="stable")][:count].tolist()
+    return best
 
 
 def log_softmax(logits: F32) -> F32:

@@ -2,10 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
+from headrace.engine.beam import highest
 from headrace.engine.messages import BeamSpec, Output, SamplingSpec
 from headrace.errors import RequestError
+from headrace.ops.batch import F32
 from tests.engine.conftest import TINY, EngineMaker, drain, submit, tokens
 
 CASES = json.loads((TINY.parent.parent / "beams.json").read_text())
@@ -79,3 +85,11 @@ def test_beams_beside_others_and_aborted(make: EngineMaker) -> None:
     found = drain(engine)
     assert {output.id for output in early} == {"plain"}
     assert len(tokens(early)) + len(tokens(found["plain", 0])) == 10
+
+
+@given(
+    arrays(np.float32, st.integers(1, 40), elements=st.sampled_from([-np.inf, -2, -1, -0.5, 0, 3])),
+    st.integers(0, 50),
+)
+def test_the_highest_are_those_of_a_stable_sort(values: F32, count: int) -> None:
+    assert highest(values, count) == np.argsort(-values, kind="stable")[:count].tolist()
