@@ -1,5 +1,6 @@
 """Constraints and clients on the real model: what is forced, what it costs, what can't be had."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -120,3 +121,25 @@ def test_the_openai_client_reads_every_kind_of_answer(server: Server) -> None:
     with pytest.raises(openai.BadRequestError) as wrong:
         chat.create(**{**common, "temperature": -1})
     assert wrong.value.param == "temperature"
+
+
+def test_streamed_logprobs_of_characters_in_several_tokens_join_to_the_text(server: Server) -> None:
+    body = {"messages": ASK, "max_tokens": 60, "temperature": 1, "seed": 4, "n": 2,
+            "logprobs": True, "top_logprobs": 2,
+            "structured_outputs": {"regex": "(😀|é|日){5}xyz"}}  # fmt: skip
+    for more in ({}, {"stop": ["😀日", "yz"]}, {"stop": "é", "include_stop_str_in_output": True}):
+        whole = server.post("/v1/chat/completions", **body, **more).json()
+        lines = server.post("/v1/chat/completions", stream=True, **body, **more).text.split("\n\n")
+        parts = [c for line in lines if line.startswith("data: {")
+                 for c in json.loads(line[6:])["choices"]]  # fmt: skip
+        for choice in whole["choices"]:
+            own = [part for part in parts if part["index"] == choice["index"]]
+            text, entries = choice["message"]["content"], choice["logprobs"]["content"]
+            assert "".join(part["delta"].get("content", "") for part in own) == text
+            assert [
+                e for p in own for e in (p["logprobs"] or {"content": []})["content"]
+            ] == entries
+            assert "".join(entry["token"] for entry in entries) == text
+            assert own[-1]["finish_reason"] == choice["finish_reason"] == "stop"
+        count = sum(len(choice["logprobs"]["content"]) for choice in whole["choices"])
+        assert whole["usage"]["completion_tokens"] == count
