@@ -182,6 +182,14 @@ void i4(const uint8_t *row, int32_t g, Block &block) {
   block.minimum[0] = block.minimum[1] = single(at + 4);
   nibbles(at + 8, block);
 }
+void i4z(const uint8_t *row, int32_t g, Block &block) {
+  const uint8_t *at = row + g * 19;
+  set_scale(block, at);
+  // The zero point times the scale is taken off.
+  block.minimum_byte[0] = block.minimum_byte[1] =
+      static_cast<int8_t>(-static_cast<int8_t>(at[2]));
+  nibbles(at + 3, block);
+}
 void i8(const uint8_t *row, int32_t g, Block &block) {
   const uint8_t *at = row + g * 36;
   block.scale[0] = block.scale[1] = single(at);
@@ -215,6 +223,7 @@ const SourceFormat kFormats[] = {
     {"IQ4_XS", 256, 136, {Layout::iq4, Scales::coarse, false, false}, iq4_xs},
     {"MXFP4", 32, 17, {Layout::fp4, Scales::single, false, false}, mxfp4},
     {"I4", 32, 24, {Layout::n4, Scales::single, true, false}, i4},
+    {"I4Z", 32, 19, {Layout::n4, Scales::zeroed, true, false}, i4z},
     {"I8", 32, 36, {Layout::b8, Scales::single, false, false}, i8},
     {"I8M", 32, 40, {Layout::b8, Scales::single, true, false}, i8m},
 };

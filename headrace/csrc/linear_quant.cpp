@@ -187,6 +187,7 @@ constexpr Kernel kKernels[] = {
     kernel<Layout::n4, Scales::half, false, false>(),
     kernel<Layout::n4, Scales::coarse, true, false>(),
     kernel<Layout::n4, Scales::single, true, false>(),
+    kernel<Layout::n4, Scales::zeroed, true, false>(),
     kernel<Layout::b8, Scales::half, false, false>(),
     kernel<Layout::b8, Scales::single, false, false>(),
     kernel<Layout::b8, Scales::single, true, false>(),

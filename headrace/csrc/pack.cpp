@@ -20,8 +20,8 @@ std::string Scheme::name() const {
                      : layout == Layout::fp4 ? "fp4"
                                              : (bits() == 8 ? "b" : "n") + std::to_string(bits());
   text += fine ? "g16" : "g32";
-  text += scales == Scales::half ? "-f16" : scales == Scales::single ? "-f32" : "-i8";
-  return minimum ? text + "-min" : text;
+  text += scales == Scales::single ? "-f32" : scales == Scales::coarse ? "-i8" : "-f16";
+  return !minimum ? text : scales == Scales::zeroed ? text + "-zero" : text + "-min";
 }
 
 Scheme scheme_of(const std::string &format) { return find_format(format).scheme; }
@@ -73,21 +73,23 @@ namespace {
 // Scales and minima of one column, and what coarse ones are times.
 void put_scales(uint8_t *record, uint8_t *header, const Scheme &scheme, int column,
                 const Block &block) {
-  uint8_t *at = record + scheme.value_bytes();
-  size_t halves = scheme.fine ? 2 : 1, size = scheme.scale_size();
-  for (size_t kind = 0; kind < (scheme.minimum ? 2 : 1); ++kind) {
-    const void *floats = kind == 0 ? block.scale : block.minimum;
-    const void *bits = kind == 0 ? block.scale_bits : block.minimum_bits;
-    const void *bytes = kind == 0 ? block.scale_byte : block.minimum_byte;
-    const void *from = scheme.scales == Scales::single ? floats
-                       : scheme.scales == Scales::half ? bits
-                                                       : bytes;
-    for (size_t h = 0; h < halves; ++h)
-      std::memcpy(at + ((kind * halves + h) * kColumns + static_cast<size_t>(column)) * size,
+  const size_t place = static_cast<size_t>(column);
+  const auto put = [&](size_t at, size_t size, const void *from) {
+    for (size_t h = 0; h < scheme.halves(); ++h)
+      std::memcpy(record + at + (h * kColumns + place) * size,
                   static_cast<const uint8_t *>(from) + h * size, size);
-    if (scheme.scales == Scales::coarse)
-      std::memcpy(header + (kind * kColumns + static_cast<size_t>(column)) * 2, bits, 2);
-  }
+  };
+  const auto pick = [](size_t size, const void *floats, const void *halves, const void *bytes) {
+    return size == 4 ? floats : size == 2 ? halves : bytes;
+  };
+  const size_t scale = scheme.scale_size(), minimum = scheme.minimum_size();
+  put(scheme.value_bytes(), scale, pick(scale, block.scale, block.scale_bits, block.scale_byte));
+  if (minimum)
+    put(scheme.minima_at(), minimum,
+        pick(minimum, block.minimum, block.minimum_bits, block.minimum_byte));
+  if (scheme.scales != Scales::coarse) return;
+  std::memcpy(header + 2 * place, block.scale_bits, 2);
+  if (minimum) std::memcpy(header + 2 * (kColumns + place), block.minimum_bits, 2);
 }
 
 // Where the planes of a layout with so many bits begin in a record: nibbles, pairs, single bits.
@@ -170,24 +172,28 @@ void put_floats(uint8_t *panel, int column, bool doubles, size_t item, const uin
 
 void unpack(const Scheme &scheme, const uint8_t *panel, int32_t group, int column, Column &out) {
   const uint8_t *record = panel + scheme.record_at(group), *header = panel + scheme.header_at(group);
-  const uint8_t *scales = record + scheme.value_bytes();
-  const size_t halves = scheme.fine ? 2 : 1, place = static_cast<size_t>(column);
-  const auto read = [&](size_t kind, size_t half) {
-    const size_t slot = (kind * halves + (scheme.fine ? half : 0)) * kColumns + place;
+  const size_t place = static_cast<size_t>(column);
+  const auto half = [](const uint8_t *at) {
     uint16_t bits;
+    std::memcpy(&bits, at, 2);
+    return half_value(bits);
+  };
+  const auto read = [&](size_t at, size_t size, size_t h) {
+    const uint8_t *from = record + at + ((scheme.fine ? h : 0) * kColumns + place) * size;
     float value;
-    if (scheme.scales == Scales::single) {
-      std::memcpy(&value, scales + 4 * slot, 4);
-      return value;
-    }
-    const bool coarse = scheme.scales == Scales::coarse;
-    std::memcpy(&bits, coarse ? header + 2 * (kind * kColumns + place) : scales + 2 * slot, 2);
-    value = half_value(bits);
-    return coarse ? value * static_cast<float>(static_cast<int8_t>(scales[slot])) : value;
+    if (size == 1) return static_cast<float>(static_cast<int8_t>(*from));
+    if (size == 2) return half(from);
+    std::memcpy(&value, from, 4);
+    return value;
   };
   for (size_t h = 0; h < 2; ++h) {
-    out.scale[h] = read(0, h);
-    out.minimum[h] = scheme.minimum ? read(1, h) : 0.0f;
+    out.scale[h] = read(scheme.value_bytes(), scheme.scale_size(), h);
+    out.minimum[h] =
+        scheme.minimum ? read(scheme.minima_at(), scheme.minimum_size(), h) : 0.0f;
+    if (scheme.scales == Scales::zeroed) out.minimum[h] *= out.scale[h];
+    if (scheme.scales != Scales::coarse) continue;
+    out.scale[h] *= half(header + 2 * place);
+    if (scheme.minimum) out.minimum[h] *= half(header + 2 * (kColumns + place));
   }
   const Planes planes(scheme.bits());
   for (int k = 0; k < kGroup; ++k) {

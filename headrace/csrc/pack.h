@@ -8,6 +8,7 @@
 //                    or 2 x 16 where each half group has its own (`fine`), then as many minima where the
 //                    format has them. They are float16, float32, or signed bytes (`coarse`); those are
 //                    times the float16 scale and minimum of 8 groups, which lie before their records.
+//                    With `zeroed` scales, float16, a minimum is a signed byte times the scale.
 //                    K values 4 j to 4 j + 3 of 16 columns are 64 bytes, j in 0..7; where values have
 //                    less than 8 bits these are spread over planes of such bytes, j in 0..3 with j + 4:
 //                      4 bits   j in the low, j + 4 in the high nibble of byte row j      n4 n5 n6
@@ -31,7 +32,7 @@ constexpr int kGroup = 32;    // values of K that share an activation scale
 constexpr int kGroupsAHeader = 8;  // groups that share the float16 factors of coarse scales
 
 enum class Layout { f32, f16, bf16, n2, n3, n4, n5, n6, b8, iq4, fp4 };
-enum class Scales { half, single, coarse };
+enum class Scales { half, single, coarse, zeroed };
 
 // The values of IQ4_NL and IQ4_XS, and those of MXFP4 doubled.
 constexpr int8_t kCodes[2][16] = {
@@ -66,12 +67,17 @@ struct Scheme {
     return layout == Layout::iq4 ? kCodes[0] : layout == Layout::fp4 ? kCodes[1] : nullptr;
   }
   constexpr size_t value_bytes() const { return static_cast<size_t>(kColumns * kGroup * bits() / 8); }
+  // Bytes of a scale, and of a minimum.
   constexpr size_t scale_size() const {
-    return scales == Scales::half ? 2 : scales == Scales::single ? 4 : 1;
+    return scales == Scales::single ? 4 : scales == Scales::coarse ? 1 : 2;
   }
-  constexpr size_t group_bytes() const {
-    return value_bytes() + kColumns * scale_size() * (fine ? 2 : 1) * (minimum ? 2 : 1);
+  constexpr size_t minimum_size() const {
+    return !minimum ? 0 : scales == Scales::zeroed ? 1 : scale_size();
   }
+  // Where the minima of a record begin; its scales follow its values.
+  constexpr size_t minima_at() const { return value_bytes() + kColumns * scale_size() * halves(); }
+  constexpr size_t halves() const { return fine ? 2 : 1; }
+  constexpr size_t group_bytes() const { return minima_at() + kColumns * minimum_size() * halves(); }
   constexpr size_t header_bytes() const {
     return scales == Scales::coarse ? static_cast<size_t>(kColumns * 2 * (minimum ? 2 : 1)) : 0;
   }

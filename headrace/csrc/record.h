@@ -78,20 +78,24 @@ struct Record {
       second = either(second, moved<2 * J + 1, bits - 1, 1>(single));
     }
   }
-  HR_INLINE Floats scale(int half) const { return factor(0, half); }
+  HR_INLINE Floats scale(int half) const { return factor(scheme.value_bytes(), half, 0); }
   HR_INLINE Floats low(int half) const {
-    if (HasMinimum) return factor(1, half);
-    return mul(scale(half), broadcast(static_cast<float>(-scheme.offset())));
+    if (!HasMinimum) return mul(scale(half), broadcast(static_cast<float>(-scheme.offset())));
+    if (S == Scales::zeroed) return mul(scale(half), load_signed(bytes(scheme.minima_at(), half)));
+    return factor(scheme.minima_at(), half, 1);
   }
 
  private:
-  HR_INLINE Floats factor(int kind, int half) const {
-    const uint8_t *from = record + scheme.value_bytes() +
-                          static_cast<size_t>(kind * halves + half) * kColumns * scheme.scale_size();
+  // Sixteen signed bytes of a half, in the part of the record that begins at `at`.
+  HR_INLINE const int8_t *bytes(size_t at, int half) const {
+    return reinterpret_cast<const int8_t *>(record + at) + kColumns * half;
+  }
+  HR_INLINE Floats factor(size_t at, int half, int kind) const {
+    const uint8_t *from = record + at + static_cast<size_t>(half) * kColumns * scheme.scale_size();
     if (S == Scales::single) return load(reinterpret_cast<const float *>(from));
-    if (S == Scales::half) return load_half(reinterpret_cast<const uint16_t *>(from));
+    if (S != Scales::coarse) return load_half(reinterpret_cast<const uint16_t *>(from));
     return mul(load_half(reinterpret_cast<const uint16_t *>(header) + kColumns * kind),
-               load_signed(reinterpret_cast<const int8_t *>(from)));
+               load_signed(bytes(at, half)));
   }
 };
 

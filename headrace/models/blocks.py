@@ -63,7 +63,7 @@ def from_codes(weight: Codes) -> Tensor:
     exact = bool((scales.astype(np.float16).astype(np.float32) == scales).all())
     centred = bool((weight.zeros(0, rows) == 1 << weight.bits - 1).all())
     if weight.bits == 4:
-        form = "Q4_0" if exact and centred else "I4"
+        form = "I4" if not exact else "Q4_0" if centred else "I4Z"
     else:
         form = "I8M" if not centred else "Q8_0" if exact else "I8"
 
@@ -80,6 +80,8 @@ def from_codes(weight: Codes) -> Tensor:
         if form == "I8":
             return _join(scale, values)
         zeros = np.repeat(weight.zeros(start, stop), group // GROUP, axis=1) - centre
+        if form == "I4Z":
+            return _join(scale.astype(np.float16), zeros.astype(np.int8), values)
         return _join(scale, -(scale * zeros.astype(np.float32)), values)
 
     size = FORMATS[form].row_bytes(depth)

@@ -1,7 +1,8 @@
 """Weight formats: bytes a block, and what the bytes mean as float32.
 
-The block types are those of GGUF, and three of our own for other checkpoints: I4 (float32 scale and
-minimum, then nibbles as in Q4_1), I8 (float32 scale, then int8) and I8M (with a minimum too). Each
+The block types are those of GGUF, and four of our own for other checkpoints: I4 (float32 scale and
+minimum, then nibbles as in Q4_1), I4Z (float16 scale, int8 zero point, then nibbles), I8 (float32
+scale, then int8) and I8M (with a minimum too). Each
 GGUF decoder repeats the arithmetic of the `gguf` library in the same order, so that the result is
 equal bit for bit (tests/models/test_formats.py). A decoder takes the raw blocks, uint8 [blocks,
 block_bytes], and returns float32 [blocks, block_values].
@@ -209,6 +210,11 @@ def _i4(blocks: U8) -> F32:
     return columns[:, :1] * _nibbles(blocks[:, 8:], 16).astype(np.float32) + columns[:, 1:]
 
 
+def _i4z(blocks: U8) -> F32:
+    zeros = blocks[:, 2:3].view(np.int8).astype(np.float32)
+    return _half(blocks, 0) * (_nibbles(blocks[:, 3:], 16).astype(np.float32) - zeros)
+
+
 def _i8(blocks: U8) -> F32:
     return blocks[:, :4].copy().view(np.float32) * blocks[:, 4:].view(np.int8).astype(np.float32)
 
@@ -240,6 +246,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             Format("IQ4_XS", 256, 136, 23, _iq4_xs),
             Format("MXFP4", 32, 17, 39, _mxfp4),
             Format("I4", 32, 24, None, _i4),
+            Format("I4Z", 32, 19, None, _i4z),
             Format("I8", 32, 36, None, _i8),
             Format("I8M", 32, 40, None, _i8m),
         )

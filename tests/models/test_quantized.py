@@ -71,7 +71,7 @@ def only(config: dict[str, Any], pieces: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize(
     ("bits", "symmetric", "form"),
-    [(4, True, "Q4_0"), (4, False, "I4"), (8, True, "Q8_0"), (8, False, "I8M")],
+    [(4, True, "Q4_0"), (4, False, "I4Z"), (8, True, "Q8_0"), (8, False, "I8M")],
 )
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 def test_gptq(bits: int, symmetric: bool, form: str, version: str) -> None:
@@ -127,7 +127,7 @@ def test_awq(symmetric: bool) -> None:
     )
     config = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
     weight = only(config | {"zero_point": True, "modules_to_not_convert": None}, pieces)
-    assert weight.format == ("Q4_0" if symmetric else "I4")
+    assert weight.format == ("Q4_0" if symmetric else "I4Z")
     check(weight, values)
 
 
@@ -359,7 +359,7 @@ def test_loading_holds_one_converted_weight_at_a_time(
         model.program, model.weights, layout_of(model), limits, progress
     ).close()
     assert len(made) == 3 * 7
-    assert max(held) == largest * 24 // 32  # gate and up, the widest weight
+    assert max(held) == largest * 19 // 32  # gate and up, the widest weight
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1]
 

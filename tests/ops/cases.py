@@ -27,7 +27,7 @@ QUANTIZED = 0.035
 KV = {"f32": 5e-5, "f16": 2e-3, "int8": 2e-2}
 
 
-RARE = ("F64", "I4", "I8", "I8M")
+RARE = ("F64", "I4", "I4Z", "I8", "I8M")
 """Formats that a back-end may decline."""
 
 

@@ -16,7 +16,7 @@ QUANTIZED = ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 SCALES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-    "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "I4Z": (0,),
 }  # fmt: skip
 """Byte offsets of the float16 scales of a block."""
 
@@ -45,6 +45,8 @@ def _blocks(rng: np.random.Generator, form: str, shape: tuple[int, ...]) -> np.n
     blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
     if form == "MXFP4":
         blocks[:, 0] = rng.integers(124, 128, count)
+    if form == "I4Z":
+        blocks[:, 2] = rng.integers(0, 17, count)
     for offset in SCALES.get(form, ()):
         scales = rng.uniform(0.002, 0.01, count).astype(np.float16)
         blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
