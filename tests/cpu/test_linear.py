@@ -90,8 +90,8 @@ def test_no_rows(level: str) -> None:
 
 @pytest.mark.parametrize("form", [name for name, f in FORMATS.items() if f.block_values > 1])
 def test_weights_are_kept_at_about_their_bytes_on_disk(form):
-    """K blocks keep both levels of their scales, zero points stay bytes. Q2_K is the furthest off: half a bit, for scales
-    and minima of a byte each. MXFP4 has float32 for its exponents."""
+    """K blocks keep both levels of their scales, zero points stay bytes. Q2_K is the furthest off:
+    half a bit, for scales and minima of a byte each. MXFP4 has float32 for its exponents."""
     rows, depth = 48, 512
     packed = _native.Weight([(form, rows, 0, False)], [], depth).bytes
     disk = rows * FORMATS[form].row_bytes(depth)
