@@ -46,7 +46,7 @@ class Engine:
 
     def take(self, frame: bytes) -> None:
         for message in self._frames.feed(frame):
-            self.stats = message.stats
+            self.stats = message.stats or self.stats
             for output in message.outputs:
                 if self.streams[output.id].take(output):
                     del self.streams[output.id]

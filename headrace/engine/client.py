@@ -214,7 +214,8 @@ class EngineClient(asyncio.Protocol):
             self._closed.set_result(None)
 
     def _take(self, message: Outputs) -> None:
-        self.stats = message.stats
+        if message.stats is not None:
+            self.stats = message.stats
         for output in message.outputs:
             stream = self._streams.get(output.id)
             if stream is not None and stream.take(output):

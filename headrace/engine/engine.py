@@ -31,6 +31,10 @@ Watch = Callable[[StepPlan, list[SequenceState]], None]
 points in plan order: for experiments that read logits."""
 
 
+STATS_SECONDS = 0.1
+"""How old the counters that a client sees may be while nothing ends."""
+
+
 class Engine:
     """One replica: a scheduler over one loaded model.
 
@@ -66,6 +70,7 @@ class Engine:
         self._compiling: set[str] = set()
         self._held: dict[str, tuple[Submit, Grammar | None]] = {}
         self._refused: list[Refused] = []
+        self._told = -STATS_SECONDS
         self.step_seconds = 0.0
         self.kernel_seconds = 0.0
         self.predicted_seconds = 0.0
@@ -178,9 +183,11 @@ class Engine:
         books = self._books
         if not books.pending and not books.finished and not self._refused:
             return None
-        outputs = Outputs(
-            tuple(books.pending), tuple(books.finished), self.stats(), tuple(self._refused)
-        )
+        stats = None
+        if books.finished or not books.requests or started > self._told + STATS_SECONDS:
+            self._told = started
+            stats = self.stats()
+        outputs = Outputs(tuple(books.pending), tuple(books.finished), stats, tuple(self._refused))
         books.pending, books.finished, self._refused = [], [], []
         return outputs
 

@@ -154,14 +154,15 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """Everything one step produced, with the engine's state after it.
+    """Everything one step produced. stats: counters and gauges of the engine, or None where those
+    told last will do: they cost as much as the rest of a small step.
 
     refused: requests whose grammar turned out not to compile.
     """
 
     outputs: tuple[Output, ...]
     finished: tuple[Observation, ...] = ()
-    stats: dict[str, float] = {}
+    stats: dict[str, float] | None = None
     refused: tuple[Refused, ...] = ()
 
 
