@@ -159,9 +159,10 @@ void panels(const Tile &tile, uint8_t *scratch) {
   for (int32_t p = tile.panel; p < end; ++p) {
     const uint8_t *panel = data + static_cast<size_t>(p) * segment.panel_bytes;
     const int32_t column = segment.first + p * kColumns;
-    if (tile.rows == 1 && p + 1 < end) ++p;
-    const int32_t count = std::min(segment.columns - p * kColumns, kColumns);
-    if (segment.first + p * kColumns != column) {
+    const bool pair = tile.rows == 1 && p + 1 < end;
+    if (pair) ++p;
+    const int32_t count = std::min(segment.columns - p * kColumns, kColumns);  // of the last panel
+    if (pair) {
       block<Packed, 1, 2>(tile, panel, segment.panel_bytes, tile.first, column, count);
     } else if (tile.rows >= kOpenRows) {
       open_panel<Packed>(panel, groups, scratch);

@@ -1,6 +1,7 @@
 """A real server, with the real model, in its own processes."""
 
 import contextlib
+import importlib.util
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import pytest
@@ -102,3 +104,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def start(tmp_path: Path) -> ServerMaker:
     """Start a server of one's own: `with start("--flag", ...) as server`."""
     return lambda *flags: serving(tmp_path / "log", *flags)
+
+
+@pytest.fixture(scope="session")
+def determinism() -> ModuleType:
+    """scripts/determinism.py as a module."""
+    path = Path(__file__).parent.parent.parent / "scripts" / "determinism.py"
+    spec = importlib.util.spec_from_file_location("determinism", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

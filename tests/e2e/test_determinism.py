@@ -1,7 +1,5 @@
 """A small cut of the determinism table (scripts/determinism.py) on every level that runs here."""
 
-import importlib.util
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,19 +12,6 @@ from headrace.config import EngineConfig
 from headrace.engine.params import PARAM_NAMES, SamplingParams
 from headrace.ops.cpu import _native
 from tests.e2e.tiny import write_tiny
-
-SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "determinism.py"
-
-
-@pytest.fixture(scope="module")
-def determinism() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("determinism", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["determinism"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_tokens_and_bits_are_the_same_under_all_conditions(determinism: ModuleType) -> None:

@@ -1,9 +1,7 @@
 """A cut of the determinism table for a tiny checkpoint of each family."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +12,6 @@ from headrace.checkpoint import open_checkpoint
 from headrace.config import EngineConfig
 from tests.models.test_parity import FAMILIES
 
-SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "determinism.py"
 CASES = sorted(
     path.name
     for path in FAMILIES.iterdir()
@@ -27,17 +24,6 @@ ROWS = (
     "blocks of 64 tokens, cache warm",
     "pool so small that sequences are preempted",
 )
-
-
-@pytest.fixture(scope="module")
-def determinism() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("determinism_of_families", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def write_family(case: str, folder: Path) -> str:
