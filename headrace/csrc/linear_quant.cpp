@@ -100,27 +100,29 @@ void finish(const LinearArgs &args, Floats y, int32_t row, int32_t column, int32
   }
 }
 
-// R rows of P panels, `apart` bytes from one another and read side by side: a core fetches two streams
-// faster than one.
-template <class G, int R, int P = 1>
-void block(const Tile &tile, const uint8_t *panel, size_t apart, int32_t row, int32_t column,
+// Asks for `bytes` from `from` on.
+template <size_t bytes>
+HR_INLINE void fetch(const uint8_t *from) {
+#pragma GCC unroll 16
+  for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
+}
+
+// R rows of a panel. With each group it asks for the next F bytes from `ahead` on.
+template <class G, int R, size_t F = 0>
+void block(const Tile &tile, const uint8_t *panel, const uint8_t *ahead, int32_t row, int32_t column,
            int32_t count) {
   const LinearArgs &args = *tile.args;
   const int32_t groups = args.weight->groups();
   const QuantizedRow layout(groups);
   const uint8_t *rows = args.quantized + static_cast<size_t>(row) * layout.bytes;
-  Floats y[P][R];
-#pragma GCC unroll 2
-  for (int p = 0; p < P; ++p)
+  Floats y[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) y[p][r] = zero();
-  for (int32_t g = 0; g < groups; ++g)
-#pragma GCC unroll 2
-    for (int p = 0; p < P; ++p)
-      add_group<G, R>(G::at(panel + static_cast<size_t>(p) * apart, g), g, rows, layout, y[p]);
-  for (int p = 0; p < P; ++p)
-    for (int r = 0; r < R; ++r)
-      finish(args, y[p][r], row + r, column + p * kColumns, p + 1 < P ? kColumns : count);
+  for (int r = 0; r < R; ++r) y[r] = zero();
+  for (int32_t g = 0; g < groups; ++g) {
+    if (F > 0) fetch<F>(ahead + F * static_cast<size_t>(g));
+    add_group<G, R>(G::at(panel, g), g, rows, layout, y);
+  }
+  for (int r = 0; r < R; ++r) finish(args, y[r], row + r, column, count);
 }
 
 // Most rows of a tile: what the registers hold.
@@ -132,43 +134,56 @@ constexpr int kRows = 4;
 // From this many rows on a panel is opened once instead of at each tile.
 constexpr int32_t kOpenRows = 6 * kRows;
 
-template <class G>
-void panel_rows(const Tile &tile, const uint8_t *panel, int32_t column, int32_t count) {
-  constexpr int kMost = G::fine ? kRows / 2 : kRows;
-  int32_t row = tile.first, end = tile.first + tile.rows;
-  for (; end - row >= kMost; row += kMost) block<G, kMost>(tile, panel, 0, row, column, count);
-  switch (end - row) {
-    case 1: block<G, 1>(tile, panel, 0, row, column, count); break;
-    case 2: block<G, 2>(tile, panel, 0, row, column, count); break;
-    case 3: block<G, 3>(tile, panel, 0, row, column, count); break;
+// How far ahead of its reading one row, or the first tile of several, asks for packed weights: by itself
+// a core has too few reads in flight. Measured on Zen 3 (docs/performance.md).
+constexpr size_t kAheadOne = 1280, kAhead = 2560;
+
+// The rows of the tile that are left from `row` on, fewer than a whole block's.
+template <class G, size_t F>
+void last_rows(const Tile &tile, const uint8_t *panel, const uint8_t *ahead, int32_t row,
+               int32_t column, int32_t count) {
+  switch (tile.first + tile.rows - row) {
+    case 1: block<G, 1, F>(tile, panel, ahead, row, column, count); break;
+    case 2: block<G, 2, F>(tile, panel, ahead, row, column, count); break;
+    case 3: block<G, 3, F>(tile, panel, ahead, row, column, count); break;
 #if defined(HR_LEVEL_AVX512)
-    case 4: block<G, 4>(tile, panel, 0, row, column, count); break;
-    case 5: block<G, 5>(tile, panel, 0, row, column, count); break;
-    case 6: block<G, 6>(tile, panel, 0, row, column, count); break;
-    case 7: block<G, 7>(tile, panel, 0, row, column, count); break;
+    case 4: block<G, 4, F>(tile, panel, ahead, row, column, count); break;
+    case 5: block<G, 5, F>(tile, panel, ahead, row, column, count); break;
+    case 6: block<G, 6, F>(tile, panel, ahead, row, column, count); break;
+    case 7: block<G, 7, F>(tile, panel, ahead, row, column, count); break;
 #endif
     default: break;
   }
 }
 
+// All rows of the tile; the first block asks for the weights from `ahead` on, F bytes a group.
+template <class G, size_t F>
+void panel_rows(const Tile &tile, const uint8_t *panel, const uint8_t *ahead, int32_t column,
+                int32_t count) {
+  constexpr int kMost = G::fine ? kRows / 2 : kRows;
+  if (tile.rows < kMost) return last_rows<G, F>(tile, panel, ahead, tile.first, column, count);
+  block<G, kMost, F>(tile, panel, ahead, tile.first, column, count);
+  int32_t row = tile.first + kMost, end = tile.first + tile.rows;
+  for (; end - row >= kMost; row += kMost) block<G, kMost>(tile, panel, nullptr, row, column, count);
+  last_rows<G, 0>(tile, panel, nullptr, row, column, count);
+}
+
 template <class Packed>
 void panels(const Tile &tile, uint8_t *scratch) {
+  constexpr size_t kBytes = Packed::scheme.group_bytes();
   const Segment &segment = *tile.segment;
   const uint8_t *data = tile.args->weight->data() + segment.offset;
-  const int32_t groups = tile.args->weight->groups(), end = tile.panel + tile.panels;
-  for (int32_t p = tile.panel; p < end; ++p) {
+  const int32_t groups = tile.args->weight->groups();
+  for (int32_t p = tile.panel; p < tile.panel + tile.panels; ++p) {
     const uint8_t *panel = data + static_cast<size_t>(p) * segment.panel_bytes;
     const int32_t column = segment.first + p * kColumns;
-    const bool pair = tile.rows == 1 && p + 1 < end;
-    if (pair) ++p;
-    const int32_t count = std::min(segment.columns - p * kColumns, kColumns);  // of the last panel
-    if (pair) {
-      block<Packed, 1, 2>(tile, panel, segment.panel_bytes, tile.first, column, count);
-    } else if (tile.rows >= kOpenRows) {
+    const int32_t count = std::min(segment.columns - p * kColumns, kColumns);
+    if (tile.rows >= kOpenRows) {
       open_panel<Packed>(panel, groups, scratch);
-      panel_rows<OpenedOf<Packed>>(tile, scratch, column, count);
+      panel_rows<OpenedOf<Packed>, kBytes>(tile, scratch, panel + segment.panel_bytes, column, count);
     } else {
-      panel_rows<Packed>(tile, panel, column, count);
+      const uint8_t *ahead = panel + (tile.rows == 1 ? kAheadOne : kAhead);
+      panel_rows<Packed, kBytes>(tile, panel, ahead, column, count);
     }
   }
 }

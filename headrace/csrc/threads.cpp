@@ -11,9 +11,9 @@ namespace {
 
 // Spins before an idle thread starts to give its core away: about 20 to 50 us.
 constexpr int kSpins = 1000;
-// Time that an idle worker stays ready (yielding) before it sleeps: longer than the usual gap between
-// two steps, short enough that an idle engine costs nothing.
-constexpr auto kReady = std::chrono::microseconds(300);
+// Time that a worker stays ready (yielding) after a job before it sleeps: longer than the usual gap
+// between two steps, short enough that an idle engine costs nothing.
+constexpr auto kReady = std::chrono::microseconds(1000);
 
 constexpr int kFieldBits = 20;
 constexpr uint64_t kField = (uint64_t{1} << kFieldBits) - 1;
@@ -68,16 +68,20 @@ Pool::~Pool() {
 }
 
 void Pool::run(Job &job) {
-  Stage stage = job.next(-1);
   if (threads_ == 1) {
-    for (; stage.pieces > 0; stage = job.next(stage.index))
+    for (Stage stage = job.next(-1); stage.pieces > 0; stage = job.next(stage.index))
       for (int32_t piece = 0; piece < stage.pieces; ++piece) job.run(stage.index, piece, 0);
     return;
   }
-  if (stage.pieces == 0) return;
   job_ = &job;
-  finished_.store(false, std::memory_order_relaxed);
+  Stage stage = next(-1, 0);
+  if (stage.pieces == 0) return;
+  finished_.store(false);
   open(stage);
+  if (sleeping_.load() > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    wake_.notify_all();
+  }
   for (int idle = 0; !finished_.load(std::memory_order_acquire);) {
     if (take(0)) {
       idle = 0;
@@ -89,13 +93,15 @@ void Pool::run(Job &job) {
   }
 }
 
+Stage Pool::next(int32_t index, int thread) {
+  Stage stage = job_->next(index);
+  for (; stage.pieces == 1; stage = job_->next(stage.index)) job_->run(stage.index, 0, thread);
+  return stage;
+}
+
 void Pool::open(Stage stage) {
   uint64_t index = static_cast<uint64_t>(stage.index), pieces = static_cast<uint64_t>(stage.pieces);
   ticket_.store(index << 2 * kFieldBits | pieces << kFieldBits);
-  if (stage.pieces > 1 && sleeping_.load() > 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    wake_.notify_all();
-  }
 }
 
 bool Pool::take(int thread) {
@@ -113,7 +119,7 @@ bool Pool::take(int thread) {
   for (int32_t piece = first; piece < first + count; ++piece) job_->run(index, piece, thread);
   if (done_.fetch_add(count, std::memory_order_acq_rel) + count == pieces_of(ticket)) {
     done_.store(0, std::memory_order_relaxed);
-    Stage stage = job_->next(index);
+    Stage stage = next(index, thread);
     if (stage.pieces > 0) {
       open(stage);
     } else {
@@ -139,10 +145,6 @@ void Pool::together(const std::function<void(int)> &body) {
 }
 
 void Pool::work(int thread) {
-  auto open_pieces = [this] {
-    uint64_t ticket = ticket_.load();
-    return next_piece(ticket) < pieces_of(ticket);
-  };
   int idle = 0;
   std::chrono::steady_clock::time_point deadline;
   while (!stop_.load(std::memory_order_relaxed)) {
@@ -154,6 +156,12 @@ void Pool::work(int thread) {
       relax();
       continue;
     }
+    // Within a job a worker stays awake: the next stage is microseconds away, waking takes longer.
+    if (!finished_.load(std::memory_order_relaxed)) {
+      idle = kSpins - 1;
+      sched_yield();
+      continue;
+    }
     if (idle == kSpins) deadline = std::chrono::steady_clock::now() + kReady;
     if (std::chrono::steady_clock::now() < deadline) {
       sched_yield();
@@ -161,7 +169,7 @@ void Pool::work(int thread) {
     }
     std::unique_lock<std::mutex> lock(mutex_);
     sleeping_.fetch_add(1);
-    wake_.wait(lock, [&] { return stop_.load() || open_pieces(); });
+    wake_.wait(lock, [&] { return stop_.load() || !finished_.load(); });
     sleeping_.fetch_sub(1);
     idle = 0;
   }

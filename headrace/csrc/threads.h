@@ -49,6 +49,9 @@ class Pool {
   void work(int thread);
   // Takes pieces of the open stage and runs them. False where none are left.
   bool take(int thread);
+  // The stage after `index` that has several pieces. Those of one piece that come before it are run
+  // here and now: their data is in this core's caches, and handing them over costs more than they do.
+  Stage next(int32_t index, int thread);
   void open(Stage stage);
 
   const int threads_;
