@@ -178,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the load it learns from")
-    parser.add_argument("--unseen", type=float, default=20.0, help="of each load after that")
+    parser.add_argument("--unseen", type=float, default=40.0, help="of each load after that")
     parser.add_argument("--refresh", type=float, default=10.0, help="of the first load, each time")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--trace", type=Path, default=Path("/tmp/headrace-estimate.jsonl"))

@@ -26,6 +26,9 @@ Progress = Callable[[str], None]
 KERNEL_SHARE = 0.5
 """Part of the peak multiply rate that linear kernels reach; the fit corrects it as an engine
 runs."""
+CPU_OVERLAP = 0.5
+"""How much of the shorter of computing and reading hides behind the other; the fit corrects it for
+linear layers."""
 READ_SIZES = (1 << 20, 8 << 20, 32 << 20, 256 << 20)
 _COPY_BYTES = 64 << 20
 _DISK_BYTES = 64 << 20
@@ -94,8 +97,8 @@ def usable_threads() -> int:
 
 
 def device(found: Measured, memory: int | None = None) -> Device:
-    """The profile as a device: bandwidth from a buffer larger than caches, rates of all threads, no
-    overlap of computing and reading (the same cores do both)."""
+    """The profile as a device: bandwidth from a buffer larger than caches, rates of all threads,
+    and about half of computing behind reading (the same cores do both, but ask ahead)."""
     most = str(found.threads)
     largest = found.read[most][max(found.read[most], key=int)]
     rates = {name: by_threads[most] for name, by_threads in found.rates.items()}
@@ -120,7 +123,7 @@ def device(found: Measured, memory: int | None = None) -> Device:
         bandwidth_share=1.0,
         compute_share=KERNEL_SHARE,
         step_overhead=300e-6,
-        overlap=0.0,
+        overlap=CPU_OVERLAP,
         measured=measured,
     )
 

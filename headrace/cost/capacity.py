@@ -163,18 +163,17 @@ def _shares(
 ) -> dict[str, float]:
     """What a mean step's time goes to."""
     start = replica.steps.start()
-    fixed, weights, hidden, attention, cache, logits = (
+    fixed, moving, computing, excess, attention, cache, logits = (
         s * t for s, t in zip(start, terms, strict=True)
     )
     rows = batch * (1.0 + traffic.computed / traffic.output)
     wire = replica.steps.wire.step + replica.steps.wire.token * rows
     compute = (replica.steps.linear_compute.token * rows) >= replica.steps.linear_bytes.step
-    total = fixed + weights + hidden + attention + cache + logits
+    linear = moving + computing + excess
+    total = fixed + linear + attention + cache + logits
     names = {
         "fixed overhead": fixed,
-        "linear layers, compute" if compute else "linear layers, weight bytes": weights
-        + hidden
-        - wire,
+        "linear layers, compute" if compute else "linear layers, weight bytes": linear - wire,
         "attention and KV": attention + cache,
         "logits": logits,
         "between devices": wire,

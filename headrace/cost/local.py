@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
-from headrace.cost.calibrate import KERNEL_SHARE, total_memory
+from headrace.cost.calibrate import CPU_OVERLAP, KERNEL_SHARE, total_memory
 from headrace.cost.estimator import StepEstimator
 from headrace.cost.hardware import LOCAL, Device, load_profile, profile_path
 from headrace.cost.roofline import TERMS, StepModel, compile_model
@@ -60,7 +60,7 @@ def _guess(threads: int) -> Device:
         source="a guess; `headrace calibrate` measures",
         compute_share=KERNEL_SHARE,
         step_overhead=300e-6,
-        overlap=0.0,
+        overlap=CPU_OVERLAP,
     )
 
 

@@ -7,16 +7,16 @@ a device hides one behind the other and their sum where it does not (`Device.ove
 The terms, in seconds, and what the fitted model multiplies them by at the start:
 
     fixed       a unit of about one small step                      step_overhead / unit
-    weights     linear layers, experts, norms: the longer of        1
-                computing and moving; and the wire
-    hidden      the shorter of the two                              1 - overlap
+    moving      bytes of linear layers, experts, norms; the wire    1
+    computing   their arithmetic                                    1 - overlap
+    excess      what computing takes beyond moving                  overlap
     attention   query-key pairs and KV read                         1
     cache       KV read, once more                                  0
     logits      the vocabulary's rows, sampling                     1
 
-Two lines that meet where computing takes as long as moving: `weights` and `hidden` let the fit find
-how much of the one a machine hides behind the other, and the slope on either side. `cache` lets a
-key that is read cost more than a pair that is computed.
+`moving`, `computing` and `excess` make two lines that meet where computing takes as long as
+moving: few rows wait for bytes, many for arithmetic, and the fit finds the height and both slopes.
+`cache` lets a key that is read cost more than a pair that is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from headrace.ops import null, spec
 from headrace.ops.null import Basis
 from headrace.ops.spec import KVLayout, Program
 
-TERMS = ("fixed", "weights", "hidden", "attention", "cache", "logits")
+TERMS = ("fixed", "moving", "computing", "excess", "attention", "cache", "logits")
 ELEMENT_FLOPS = 4.0
 """FLOP that one value of a norm, an activation or an exponential is worth; a guess the fit
 mends."""
@@ -128,7 +128,9 @@ class StepModel:
         roofline says."""
         if self.fitted is not None:
             return self.fitted
-        return (self.overhead / self.unit, 1.0, 1.0 - self.overlap, 1.0, 0.0, 1.0)
+        return (
+            self.overhead / self.unit, 1.0, 1.0 - self.overlap, self.overlap, 1.0, 0.0, 1.0,
+        )  # fmt: skip
 
     def terms(self, plan: StepPlan) -> tuple[float, ...]:
         """The terms of a plan, in the order of TERMS, in seconds."""
@@ -185,11 +187,11 @@ class StepModel:
         linear_compute *= self.imbalance
         rest_compute = self.rest_compute.step + self.rest_compute.token * tokens
         rest_bytes = self.rest_bytes.step + self.rest_bytes.token * tokens
-        longer = max(linear_compute, linear_bytes) + max(rest_compute, rest_bytes)
         return (
             self.unit,
-            longer + self.wire.step + self.wire.token * tokens,
-            linear_compute + linear_bytes + rest_compute + rest_bytes - longer,
+            linear_bytes + rest_bytes + self.wire.step + self.wire.token * tokens,
+            linear_compute + rest_compute,
+            max(0.0, linear_compute - linear_bytes) + max(0.0, rest_compute - rest_bytes),
             self._mix(pair_seconds, self.attention_bytes.at(amounts) + cache),
             cache,
             self._mix(self.logits_compute.at(amounts), self.logits_bytes.at(amounts))

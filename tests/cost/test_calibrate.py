@@ -31,7 +31,7 @@ def test_everything_is_measured(found: calibrate.Measured) -> None:
 
 def test_the_profile_prices_a_model(found: calibrate.Measured) -> None:
     device = calibrate.device(found, memory=8 << 30)
-    assert (device.kind, device.overlap, device.memory) == ("cpu", 0.0, 8 << 30)
+    assert (device.kind, device.overlap, device.memory) == ("cpu", 0.5, 8 << 30)
     model = find_model("smollm2-135m-bf16").on(device)
     one, many = model.seconds([100], [1]), model.seconds([100] * 16, [1] * 16)
     assert 0 < one < many < 16 * one

@@ -11,7 +11,7 @@ from headrace.cost.fit import ErrorWindow, FitSettings, WindowFit
 from headrace.cost.hardware import find_device
 from headrace.cost.roofline import TERMS
 
-TRUTH = (0.8, 2.5, 0.6, 1.7, 0.5, 1.2)
+TRUTH = (0.8, 2.5, 0.6, 0.9, 1.7, 0.5, 1.2)
 
 
 def random_plan(draw: Random) -> StepPlan:
