@@ -131,8 +131,14 @@ constexpr int kRows = 8;
 #else
 constexpr int kRows = 4;
 #endif
-// From this many rows on a panel is opened once instead of at each tile.
-constexpr int32_t kOpenRows = 6 * kRows;
+// From this many rows on a panel is opened once instead of at each tile. Opened panels crowd the caches,
+// so where unpacking is two instructions it takes more rows to pay.
+template <class Packed>
+constexpr int32_t open_rows() {
+  constexpr Scheme s = Packed::scheme;
+  bool plain = (s.layout == Layout::n4 || s.layout == Layout::b8) && s.scales != Scales::coarse;
+  return (plain ? 16 : 6) * kRows;
+}
 
 // How far ahead of its reading one row, or the first tile of several, asks for packed weights: by itself
 // a core has too few reads in flight. Measured on Zen 3 (docs/performance.md).
@@ -178,7 +184,7 @@ void panels(const Tile &tile, uint8_t *scratch) {
     const uint8_t *panel = data + static_cast<size_t>(p) * segment.panel_bytes;
     const int32_t column = segment.first + p * kColumns;
     const int32_t count = std::min(segment.columns - p * kColumns, kColumns);
-    if (tile.rows >= kOpenRows) {
+    if (tile.rows >= open_rows<Packed>()) {
       open_panel<Packed>(panel, groups, scratch);
       panel_rows<OpenedOf<Packed>, kBytes>(tile, scratch, panel + segment.panel_bytes, column, count);
     } else {
