@@ -6,30 +6,39 @@ namespace hr {
 namespace HR_LEVEL {
 namespace {
 
-template <Activation A>
-HR_INLINE F activate(F x) {
+// Vectors that fill the pipelines of the level, as measured (avx2).
+#if defined(HR_LEVEL_AVX2)
+constexpr int kTogether = 4;
+#else
+constexpr int kTogether = 1;
+#endif
+// Values ahead that the memory is asked for.
+constexpr int32_t kAhead = 512;
+
+template <Activation A, class V>
+HR_INLINE V activate(V x) {
   if constexpr (A == Activation::silu) {
     return x * sigmoid(x);
   } else if constexpr (A == Activation::gelu) {
     return x * normal_cdf(x);
   } else if constexpr (A == Activation::gelu_tanh) {
-    const F inner = set(0.7978845608f) * (x + set(0.044715f) * x * x * x);
-    return set(0.5f) * x * (set(1.0f) + tanh(inner));
+    const V inner = fill<V>(0.7978845608f) * (x + fill<V>(0.044715f) * x * x * x);
+    return fill<V>(0.5f) * x * (fill<V>(1.0f) + tanh(inner));
   } else if constexpr (A == Activation::relu) {
-    return max(x, zero());
+    return max(x, fill<V>(0.0f));
   } else if constexpr (A == Activation::relu2) {
-    const F v = max(x, zero());
+    const V v = max(x, fill<V>(0.0f));
     return v * v;
   } else {
-    const F gate = min(x, set(7.0f));
-    return gate * sigmoid(set(1.702f) * gate);
+    const V gate = min(x, fill<V>(7.0f));
+    return gate * sigmoid(fill<V>(1.702f) * gate);
   }
 }
 
-template <Activation A>
-HR_INLINE F combine(F gate, F up) {
+template <Activation A, class V>
+HR_INLINE V combine(V gate, V up) {
   if constexpr (A == Activation::swiglu_oai) {
-    up = max(min(up, set(7.0f)), set(-7.0f)) + set(1.0f);
+    up = max(min(up, fill<V>(7.0f)), fill<V>(-7.0f)) + fill<V>(1.0f);
   }
   return activate<A>(gate) * up;
 }
@@ -37,6 +46,19 @@ HR_INLINE F combine(F gate, F up) {
 template <Activation A>
 void apply(const float *x, const float *up, float *out, int32_t count) {
   int32_t i = 0;
+  for (; i + kTogether * W <= count; i += kTogether * W) {
+    const auto from = [i](const float *p) {
+      return many<kTogether>([&](int k) { return load(p + i + k * W); });
+    };
+    for (int32_t k = i + kAhead; k < i + kAhead + kTogether * W; k += 16) {
+      __builtin_prefetch(x + k);
+      if (up) __builtin_prefetch(up + k);
+      __builtin_prefetch(out + k, 1);
+    }
+    const auto gate = from(x);
+    const auto result = up ? combine<A>(gate, from(up)) : activate<A>(gate);
+    for (int k = 0; k < kTogether; k++) store(out + i + k * W, result.v[k]);
+  }
   for (; i + W <= count; i += W) {
     const F gate = load(x + i);
     store(out + i, up ? combine<A>(gate, load(up + i)) : activate<A>(gate));

@@ -36,6 +36,12 @@ class Norm final : public Instruction {
     const float *x = a_.x + at;
     if (a_.residual) {
       float *residual = a_.residual + at;
+      if (a_.kind == NormKind::rms) {
+        const float variance = add_squares(residual, x) / static_cast<float>(width);
+        const float scale = 1.0f / std::sqrt(variance + a_.eps);
+        scale_row(residual, a_.out + at, width, 0.0f, scale, a_.weight, a_.bias);
+        return;
+      }
       add(residual, x);
       x = residual;
     }
@@ -56,6 +62,32 @@ class Norm final : public Instruction {
     int32_t i = 0;
     for (; i + W <= a_.width; i += W) store(residual + i, load(residual + i) + scale * load(x + i));
     for (; i < a_.width; i++) residual[i] += a_.residual_scale * x[i];
+  }
+
+  // add(), and sum_squares() of what it leaves, in one pass: the same order, the same bits.
+  float add_squares(float *residual, const float *x) const {
+    const F scale = set(a_.residual_scale);
+    const int32_t width = a_.width;
+    F sum[4] = {zero(), zero(), zero(), zero()};
+    int32_t i = 0;
+    for (; i + 4 * W <= width; i += 4 * W) {
+      for (int k = 0; k < 4; k++) {
+        const F v = load(residual + i + k * W) + scale * load(x + i + k * W);
+        store(residual + i + k * W, v);
+        sum[k] = fma(v, v, sum[k]);
+      }
+    }
+    for (; i + W <= width; i += W) {
+      const F v = load(residual + i) + scale * load(x + i);
+      store(residual + i, v);
+      sum[0] = fma(v, v, sum[0]);
+    }
+    float total = reduce_add((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i < width; i++) {
+      residual[i] += a_.residual_scale * x[i];
+      total += residual[i] * residual[i];
+    }
+    return total;
   }
 
   NormArgs a_;

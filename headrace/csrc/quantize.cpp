@@ -3,6 +3,9 @@
 
 #include "dot.h"
 #include "linear_kernels.h"
+#if defined(HR_LEVEL_AVX2)
+#include "quantize_avx2.h"
+#endif
 
 namespace hr {
 namespace HR_LEVEL {
@@ -18,7 +21,22 @@ void quantize_row(const float *x, int32_t depth, bool fine, const QuantizedRow &
   auto *whole = reinterpret_cast<int32_t *>(out + layout.whole);
   auto *half_sum = reinterpret_cast<float *>(out + layout.half_sum);
   auto *half_whole = reinterpret_cast<int32_t *>(out + layout.half_whole);
-  for (int32_t g = 0; g < groups; ++g) {
+  int32_t done = 0;
+#if defined(HR_LEVEL_AVX2)
+  const QuantizedAt to{bytes, scale, sum, whole, half_sum, half_whole, fine};
+  // Values ahead that the memory is asked for: rows follow one another.
+  constexpr int32_t kAhead = 512;
+  const int32_t full = depth / kGroup;
+  while (full >= kGroupsTogether && done < full) {
+    // The last groups may be done twice.
+    if (done > full - kGroupsTogether) done = full - kGroupsTogether;
+    for (int32_t i = 0; i < kGroupsTogether * kGroup; i += 16)
+      __builtin_prefetch(x + done * kGroup + kAhead + i);
+    quantize_together(x, done, to);
+    done += kGroupsTogether;
+  }
+#endif
+  for (int32_t g = done; g < groups; ++g) {
     const float *from = x + g * kGroup;
     float part[kGroup];
     if ((g + 1) * kGroup > depth) {
@@ -48,7 +66,7 @@ class Quantize final : public Instruction {
   explicit Quantize(const LinearArgs &args) : a_(args), layout_(args.weight->groups()) {
     op = a_.logits ? "logits" : "linear";
     path = std::string(HR_LEVEL_NAME) + " quantize";
-    rows_a_piece_ = 16384 / a_.weight->depth() + 1;
+    rows_a_piece_ = 4096 / a_.weight->depth() + 1;
   }
 
   int32_t pieces(const Step &step) const override {

@@ -80,5 +80,94 @@ HR_INLINE void store_part(float *to, F value, int n) {
   std::memcpy(to, part, sizeof(float) * n);
 }
 
+// The same value in every lane, for templates over F and Many.
+template <class V>
+struct Fill {
+  static HR_INLINE V all(float a) { return set(a); }
+};
+template <class V>
+HR_INLINE V fill(float a) {
+  return Fill<V>::all(a);
+}
+
+// p * 2^n for whole n, as long as the result is a normal number.
+HR_INLINE F times_power(F p, F n) { return as_float(as_int(p) + shift_left<23>(to_int(n))); }
+
+// N vectors that go through the same operations side by side. An elementary function is one chain
+// of dependent operations; a core's scheduler does not reach past one chain to the next.
+template <int N>
+struct Many {
+  F v[N];
+};
+template <int N>
+struct ManyMasks {
+  M v[N];
+};
+template <int N>
+struct Fill<Many<N>> {
+  static HR_INLINE Many<N> all(float a) {
+    Many<N> out;
+    for (int k = 0; k < N; k++) out.v[k] = set(a);
+    return out;
+  }
+};
+template <int N, class Each>
+HR_INLINE Many<N> many(Each each) {
+  Many<N> out;
+#pragma GCC unroll 4
+  for (int k = 0; k < N; k++) out.v[k] = each(k);
+  return out;
+}
+template <int N>
+HR_INLINE Many<N> operator+(Many<N> a, Many<N> b) {
+  return many<N>([&](int k) { return a.v[k] + b.v[k]; });
+}
+template <int N>
+HR_INLINE Many<N> operator-(Many<N> a, Many<N> b) {
+  return many<N>([&](int k) { return a.v[k] - b.v[k]; });
+}
+template <int N>
+HR_INLINE Many<N> operator*(Many<N> a, Many<N> b) {
+  return many<N>([&](int k) { return a.v[k] * b.v[k]; });
+}
+template <int N>
+HR_INLINE Many<N> operator/(Many<N> a, Many<N> b) {
+  return many<N>([&](int k) { return a.v[k] / b.v[k]; });
+}
+template <int N>
+HR_INLINE Many<N> fma(Many<N> a, Many<N> b, Many<N> c) {
+  return many<N>([&](int k) { return fma(a.v[k], b.v[k], c.v[k]); });
+}
+template <int N>
+HR_INLINE Many<N> max(Many<N> a, Many<N> b) {
+  return many<N>([&](int k) { return max(a.v[k], b.v[k]); });
+}
+template <int N>
+HR_INLINE Many<N> min(Many<N> a, Many<N> b) {
+  return many<N>([&](int k) { return min(a.v[k], b.v[k]); });
+}
+template <int N>
+HR_INLINE Many<N> round(Many<N> a) {
+  return many<N>([&](int k) { return round(a.v[k]); });
+}
+template <int N>
+HR_INLINE Many<N> abs(Many<N> a) {
+  return many<N>([&](int k) { return abs(a.v[k]); });
+}
+template <int N>
+HR_INLINE Many<N> times_power(Many<N> p, Many<N> n) {
+  return many<N>([&](int k) { return times_power(p.v[k], n.v[k]); });
+}
+template <int N>
+HR_INLINE ManyMasks<N> operator<(Many<N> a, Many<N> b) {
+  ManyMasks<N> out;
+  for (int k = 0; k < N; k++) out.v[k] = a.v[k] < b.v[k];
+  return out;
+}
+template <int N>
+HR_INLINE Many<N> select(ManyMasks<N> m, Many<N> yes, Many<N> no) {
+  return many<N>([&](int k) { return select(m.v[k], yes.v[k], no.v[k]); });
+}
+
 }  // namespace HR_LEVEL
 }  // namespace hr

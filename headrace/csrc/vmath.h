@@ -8,17 +8,18 @@ namespace hr {
 namespace HR_LEVEL {
 
 // e^x, relative error below 1e-7 on [-86.9, 88.7]; beyond it the value at the nearer end.
-HR_INLINE F exp(F x) {
-  x = min(max(x, set(-86.9f)), set(88.72f));
-  const F n = round(x * set(1.44269504f));
-  F r = fma(n, set(-0.693359375f), x);
-  r = fma(n, set(2.12194440e-4f), r);
-  F p = fma(set(1.3942164882e-03f), r, set(8.3637761427e-03f));
-  p = fma(p, r, set(4.1666363407e-02f));
-  p = fma(p, r, set(1.6666573361e-01f));
-  p = fma(p, r, set(0.5f));
-  p = fma(p, r * r, r) + set(1.0f);
-  return as_float(as_int(p) + shift_left<23>(to_int(n)));
+template <class V>
+HR_INLINE V exp(V x) {
+  x = min(max(x, fill<V>(-86.9f)), fill<V>(88.72f));
+  const V n = round(x * fill<V>(1.44269504f));
+  V r = fma(n, fill<V>(-0.693359375f), x);
+  r = fma(n, fill<V>(2.12194440e-4f), r);
+  V p = fma(fill<V>(1.3942164882e-03f), r, fill<V>(8.3637761427e-03f));
+  p = fma(p, r, fill<V>(4.1666363407e-02f));
+  p = fma(p, r, fill<V>(1.6666573361e-01f));
+  p = fma(p, r, fill<V>(0.5f));
+  p = fma(p, r * r, r) + fill<V>(1.0f);
+  return times_power(p, n);
 }
 
 // 2^x for x <= 0, relative error below 1e-7 down to -125; exactly 0 from -127 (also -infinity) on.
@@ -32,7 +33,7 @@ HR_INLINE F exp2_negative(F x) {
   p = fma(p, r, set(2.4022651084e-01f));
   p = fma(p, r, set(6.9314718803e-01f));
   p = fma(p, r, set(1.0f));
-  return as_float(as_int(p) + shift_left<23>(to_int(n)));
+  return times_power(p, n);
 }
 
 // Natural logarithm of normal positive x, relative error below 1e-7.
@@ -56,41 +57,44 @@ HR_INLINE F log(F x) {
   return fma(n, set(0.693359375f), m + p);
 }
 
-HR_INLINE F sigmoid(F x) { return set(1.0f) / (set(1.0f) + exp(zero() - x)); }
+template <class V>
+HR_INLINE V sigmoid(V x) { return fill<V>(1.0f) / (fill<V>(1.0f) + exp(fill<V>(0.0f) - x)); }
 
 // tanh, relative error below 1.5e-7.
-HR_INLINE F tanh(F x) {
-  const F u = x * x;
-  F p = fma(set(2.2989519577e-03f), u, set(-8.3500192511e-03f));
-  p = fma(p, u, set(2.1771000075e-02f));
-  p = fma(p, u, set(-5.3959551011e-02f));
-  p = fma(p, u, set(1.3333304988e-01f));
-  p = fma(p, u, set(-3.3333333183e-01f));
-  const F small = fma(p * u, x, x);
-  const F magnitude = abs(x);
-  const F tail = set(2.0f) / (exp(magnitude + magnitude) + set(1.0f));
-  const F large = set(1.0f) - tail;
-  const F signed_large = select(x < zero(), zero() - large, large);
-  return select(magnitude < set(0.625f), small, signed_large);
+template <class V>
+HR_INLINE V tanh(V x) {
+  const V u = x * x;
+  V p = fma(fill<V>(2.2989519577e-03f), u, fill<V>(-8.3500192511e-03f));
+  p = fma(p, u, fill<V>(2.1771000075e-02f));
+  p = fma(p, u, fill<V>(-5.3959551011e-02f));
+  p = fma(p, u, fill<V>(1.3333304988e-01f));
+  p = fma(p, u, fill<V>(-3.3333333183e-01f));
+  const V small = fma(p * u, x, x);
+  const V magnitude = abs(x);
+  const V tail = fill<V>(2.0f) / (exp(magnitude + magnitude) + fill<V>(1.0f));
+  const V large = fill<V>(1.0f) - tail;
+  const V signed_large = select(x < fill<V>(0.0f), fill<V>(0.0f) - large, large);
+  return select(magnitude < fill<V>(0.625f), small, signed_large);
 }
 
 // The distribution function of the normal law, (1 + erf(x / sqrt 2)) / 2, relative error below
 // 2e-6, absolute below 2e-7: e^(-z^2) t P(t) with t = 1 / (1 + z / 2) for z = |x| / sqrt 2.
-HR_INLINE F normal_cdf(F x) {
-  const F z = abs(x) * set(0.70710678f);
-  const F t = set(1.0f) / fma(z, set(0.5f), set(1.0f));
-  F p = fma(set(3.5375779305e-02f), t, set(-1.8870808479e-01f));
-  p = fma(p, t, set(3.7536248542e-01f));
-  p = fma(p, t, set(-2.8050339593e-01f));
-  p = fma(p, t, set(-3.0638741741e-02f));
-  p = fma(p, t, set(4.0902590056e-02f));
-  p = fma(p, t, set(5.2545342263e-02f));
-  p = fma(p, t, set(1.8624813966e-01f));
-  p = fma(p, t, set(2.4506392845e-01f));
-  p = fma(p, t, set(2.8226393712e-01f));
-  p = fma(p, t, set(2.8208802358e-01f));
-  const F tail = exp(zero() - z * z) * t * p * set(0.5f);
-  return select(x < zero(), tail, set(1.0f) - tail);
+template <class V>
+HR_INLINE V normal_cdf(V x) {
+  const V z = abs(x) * fill<V>(0.70710678f);
+  const V t = fill<V>(1.0f) / fma(z, fill<V>(0.5f), fill<V>(1.0f));
+  V p = fma(fill<V>(3.5375779305e-02f), t, fill<V>(-1.8870808479e-01f));
+  p = fma(p, t, fill<V>(3.7536248542e-01f));
+  p = fma(p, t, fill<V>(-2.8050339593e-01f));
+  p = fma(p, t, fill<V>(-3.0638741741e-02f));
+  p = fma(p, t, fill<V>(4.0902590056e-02f));
+  p = fma(p, t, fill<V>(5.2545342263e-02f));
+  p = fma(p, t, fill<V>(1.8624813966e-01f));
+  p = fma(p, t, fill<V>(2.4506392845e-01f));
+  p = fma(p, t, fill<V>(2.8226393712e-01f));
+  p = fma(p, t, fill<V>(2.8208802358e-01f));
+  const V tail = exp(fill<V>(0.0f) - z * z) * t * p * fill<V>(0.5f);
+  return select(x < fill<V>(0.0f), tail, fill<V>(1.0f) - tail);
 }
 
 }  // namespace HR_LEVEL
