@@ -9,15 +9,15 @@ from headrace.core.plan import Estimator, StepPlan
 from headrace.cost.fit import ErrorWindow, FitSettings, WindowFit
 from headrace.cost.roofline import TERMS, Amounts, StepModel
 
-_FIRST = (1, 2, 4, 8)
+_FIRST = (1, 2, 4, 8, 16, 32, 64, 128)
 _MOST_STEPS = 256
 
 
 class StepEstimator(Estimator):
     """Predicts the seconds of a plan and learns from what steps took.
 
-    `seconds` uses coefficients that change only after the 1st, 2nd, 4th and 8th observation and
-    then every `refit_every` seconds of steps (or 256 of them), when `version` goes up: they steer
+    `seconds` uses coefficients that change only after the 1st, 2nd, 4th, ... 128th observation
+    and every `refit_every` seconds of steps (or 256 of them), when `version` goes up: they steer
     the scheduler, so a trace must be able to record each change, and a fit must cost little beside
     the steps.
     """
@@ -26,7 +26,7 @@ class StepEstimator(Estimator):
         self,
         model: StepModel,
         coefficients: Sequence[float] | None = None,
-        refit_every: float = 0.25,
+        refit_every: float = 1.0,
         settings: FitSettings | None = None,
     ) -> None:
         self.model = model
@@ -39,8 +39,7 @@ class StepEstimator(Estimator):
         self._since = 0.0
         self.learning = True
         self._last: tuple[StepPlan, Amounts, tuple[float, ...]] | None = None
-        self._mfu = 0.0
-        self._mbu = 0.0
+        self._measured: tuple[Amounts, float] | None = None
 
     @property
     def observations(self) -> int:
@@ -64,8 +63,7 @@ class StepEstimator(Estimator):
         if seconds <= 0.0:
             return
         amounts, terms = self._priced(plan)
-        compute, moved = self.model.limits(amounts)
-        self._mfu, self._mbu = compute / seconds, moved / seconds
+        self._measured = (amounts, seconds)
         self.errors.add(sum(map(mul, self.coefficients, terms)), seconds)
         if not self.learning:
             return
@@ -85,9 +83,13 @@ class StepEstimator(Estimator):
     def stats(self) -> dict[str, float]:
         """For `/metrics`: error over the last steps (shares), coefficients, and of the last step
         mfu and mbu: shares of the device's arithmetic and bandwidth that it used."""
+        compute = moved = 0.0
+        if self._measured is not None:
+            amounts, seconds = self._measured
+            compute, moved = (spent / seconds for spent in self.model.limits(amounts))
         values = {
-            "mfu": self._mfu,
-            "mbu": self._mbu,
+            "mfu": compute,
+            "mbu": moved,
             "cost_mape": self.errors.mape,
             "cost_bias": self.errors.bias,
             "cost_observations": float(self._fit.observations),

@@ -11,12 +11,16 @@ BAN = -np.inf
 
 
 class Packer:
-    """Writes steps into one batch. Holds no state of a step between calls."""
+    """Writes steps into one batch. What equals the last step, as while the same sequences decode,
+    is left as it stands there."""
 
     def __init__(self, batch: RaggedBatch) -> None:
         self._batch = batch
         rows = max(batch.limits.max_tokens, batch.limits.max_logits) + 1
         self._rows = np.arange(rows, dtype=np.int32)
+        self._slots: list[int] | None = None
+        self._samples: list[int] | None = None
+        self._in_order = False
 
     def pack(self, plan: StepPlan) -> None:
         """Rows, slices, page tables, copies and logits rows of a plan."""
@@ -25,16 +29,22 @@ class Packer:
         batch.num_tokens, batch.num_slices = tokens, slices
         batch.num_logits = plan.num_logits
         batch.token[:tokens] = plan.tokens
-        batch.slice_slot[:slices] = plan.slots
-        ends = batch.slice_row
-        if tokens == slices:
-            ends[: slices + 1] = self._rows[: slices + 1]
+        if tokens == slices == plan.num_logits:  # a row of each, with logits
             batch.position[:tokens] = plan.starts
+            if plan.slots != self._slots:
+                self._slots = plan.slots
+                batch.slice_slot[:slices] = plan.slots
+                batch.slice_row[: slices + 1] = self._rows[: slices + 1]
+                batch.logits_row[:slices] = self._rows[:slices]
         else:
+            self._slots = None
+            batch.slice_slot[:slices] = plan.slots
+            ends = batch.slice_row
+            ends[0] = 0
             np.cumsum(plan.counts, out=ends[1 : slices + 1])
             offsets = np.asarray(plan.starts, np.int32) - ends[:slices]
             batch.position[:tokens] = self._rows[:tokens] + np.repeat(offsets, plan.counts)
-        self._pack_logits(plan)
+            self._pack_logits(plan)
         if plan.table:
             entries = np.asarray(plan.table, np.int32).reshape(-1, 4)
             batch.table[entries[:, 0], entries[:, 1], entries[:, 2]] = entries[:, 3]
@@ -45,12 +55,8 @@ class Packer:
 
     def _pack_logits(self, plan: StepPlan) -> None:
         batch, count = self._batch, plan.num_logits
-        ends = batch.slice_row
-        if count == len(plan.sequences) and max(plan.logits) == 1:
-            np.subtract(ends[1 : count + 1], 1, out=batch.logits_row[:count])
-            return
         wanted = np.asarray(plan.logits, np.int32)
-        starts = ends[1 : len(wanted) + 1] - wanted
+        starts = batch.slice_row[1 : len(wanted) + 1] - wanted
         before = np.cumsum(wanted) - wanted
         batch.logits_row[:count] = np.repeat(starts - before, wanted) + self._rows[:count]
 
@@ -60,23 +66,30 @@ class Packer:
         """Sample points (one per state, in plan order), then the scored positions of the plan."""
         batch = self._batch
         samples, scores = len(states), len(plan.scores) // 3
-        batch.reserve(samples=samples + scores)
-        batch.num_samples = samples + scores
-        if samples:
-            batch.sample_row[:samples] = plan.samples[0::2]
-            parameters.gather(batch, [state.row for state in states])
-            batch.forced[:samples] = -1
         total = samples + scores
-        rows = batch.logits_row[batch.sample_row[:samples]]
-        np.add(batch.position[rows], 1, out=batch.sample_position[:samples])
-        if any(state.special for state in states):
-            self._pack_special(states)
+        special = any(state.special for state in states)
+        if scores or special or plan.samples != self._samples:
+            batch.reserve(samples=total)
+            batch.num_samples = total
+            batch.sample_row[:samples] = plan.samples[0::2]
+            if samples:
+                parameters.gather(batch, [state.row for state in states])
+            batch.forced[:samples] = -1
+            batch.mask_index[:total] = -1
+            if special:
+                self._pack_special(states)
+            else:
+                batch.penalty_start[: total + 1] = 0
+                batch.bias_start[: total + 1] = 0
+            if scores:
+                self._pack_scores(plan, samples, scores)
+            self._samples = None if scores or special else plan.samples
+            self._in_order = plan.samples[0::2] == list(range(samples))
+        if self._in_order and batch.num_logits == batch.num_tokens:
+            positions = batch.position[:samples]
         else:
-            batch.penalty_start[: total + 1] = 0
-            batch.bias_start[: total + 1] = 0
-        batch.mask_index[:total] = -1
-        if scores:
-            self._pack_scores(plan, samples, scores)
+            positions = batch.position[batch.logits_row[batch.sample_row[:samples]]]
+        np.add(positions, 1, out=batch.sample_position[:samples])
 
     def _pack_special(self, states: list[SequenceState]) -> None:
         """Penalty and bias lists, for the sequences that have any."""

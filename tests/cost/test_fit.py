@@ -113,7 +113,7 @@ def test_predictions_change_at_refits_only() -> None:
         assert estimator.version != version or estimator.seconds(plan) == predicted
         if estimator.version != version:
             changes.append(step)
-    assert changes == [1, 2, 4, 8, 28, 48]
+    assert changes == [1, 2, 4, 8, 16, 32, 52, 64]
     assert estimator.seconds(plan) == pytest.approx(3 * before, rel=0.01)
     estimator.observe(plan, 0.0)
     assert estimator.stats()["cost_observations"] == 64

@@ -55,6 +55,37 @@ def test_rows_equal_a_plain_loop(plan: StepPlan) -> None:
     assert [tuple(copy) for copy in batch.copy[: batch.num_copies].tolist()] == plan.copies
 
 
+@given(st.lists(st.tuples(plans(), st.booleans(), st.integers(0, 7)), min_size=2, max_size=6))
+def test_what_is_left_as_it_stands_is_as_it_would_be_written(
+    steps: list[tuple[StepPlan, bool, int]],
+) -> None:
+    """One packer for all steps leaves the batch as a new one for each does."""
+    used, fresh = RaggedBatch(LIMITS, table_rows=2), RaggedBatch(LIMITS, table_rows=2)
+    parameters = ParameterTable(used)
+    states = [state(parameters, choice=i, temperature=i / 8) for i in range(6)]
+    states += [state(parameters, choice=i, logit_bias={i: 1.0}) for i in (6, 7)]
+    packer = Packer(used)
+    for plan, again, some in steps:
+        for _ in range(1 + again):
+            rows = plan.num_logits
+            chosen = states[:some] if rows else []
+            plan.samples = [
+                value for i in range(len(chosen)) for value in (i % max(rows, 1), 50 + i)
+            ]
+            for one in (packer, Packer(fresh)):
+                one.pack(plan)
+                one.pack_samples(plan, chosen, parameters)
+        for name in ("token", "position", "slice_row", "slice_slot", "logits_row"):
+            end = {"slice_row": used.num_slices + 1, "slice_slot": used.num_slices,
+                   "logits_row": used.num_logits}.get(name, used.num_tokens)  # fmt: skip
+            assert (getattr(used, name)[:end] == getattr(fresh, name)[:end]).all(), name
+        assert used.num_samples == fresh.num_samples == len(chosen)
+        for name in ("sample_row", "sample_position", "temperature", "choice", "forced",
+                     "mask_index", "penalty_start", "bias_start"):  # fmt: skip
+            end = len(chosen) + name.endswith("start")
+            assert (getattr(used, name)[:end] == getattr(fresh, name)[:end]).all(), name
+
+
 def state(parameters: ParameterTable, choice: int = 0, **sampling: object) -> SequenceState:
     submit = Submit(
         id="r",
