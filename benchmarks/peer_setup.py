@@ -171,13 +171,13 @@ def _engine(name: str, model: str, threads: int, folder: Path) -> Engine:
             write_folder(model, weights)
 
         def vllm(port: int, room: Room) -> list[str]:
-            del room  # one shape for all, or each would compile anew, for minutes
+            del room  # its cache of compiled graphs did not load: minutes at each start, so eager
             return [
                 "env", "VLLM_CPU_KVCACHE_SPACE=2", f"OMP_NUM_THREADS={count}",
                 "VLLM_CPU_NUM_OF_RESERVED_CPU=0",
                 python, "-m", "vllm.entrypoints.openai.api_server",
                 "--model", str(weights), "--port", str(port), "--dtype", "bfloat16",
-                "--max-model-len", "8192", "--max-num-seqs", "32",
+                "--max-model-len", "8192", "--max-num-seqs", "32", "--enforce-eager",
             ]  # fmt: skip
 
         return Engine(name, vllm)

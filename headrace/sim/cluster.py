@@ -29,7 +29,8 @@ class Setup:
 
     routing: 'sticky' sends session s to replica s % replicas; 'least' to the one with the fewest
     tokens in flight; 'prefix' to the one that its shared prefix names, unless that has half as much
-    again in flight as the mean, then as 'least'. jitter: sigma of a step's log-normal noise.
+    again in flight as the mean, then as 'least'. jitter: sigma of a step's log-normal noise of
+    mean 1.
     between: seconds from a step to the next that no plan prices (messages, streams).
     """
 
@@ -164,7 +165,7 @@ class Cluster:
             return
         seconds = plan.seconds
         if self._setup.jitter:
-            seconds *= self._random.lognormvariate(0.0, self._setup.jitter)
+            seconds *= self._random.lognormvariate(-(self._setup.jitter**2) / 2, self._setup.jitter)
         seconds += self._setup.between
         recorder = self.recorder
         running = len(plan.sequences)
