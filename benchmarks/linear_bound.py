@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python benchmarks/linear_bound.py SmolLM2-135M-Instruct.Q4_1.gguf
 
-In turn, `--rounds` times for each number of streams (128 tokens in, 128 out, all at once): through a
-server, in this process, and in this process with each instruction timed. The bound is the tokens
+In turn, `--rounds` times for each number of streams (128 tokens in, 128 out, all at once): through
+a server, in this process, and in this process with each instruction timed. The bound is the tokens
 over the seconds of all linears and logits of the timed run: what there would be if attention,
 norms, sampling, Python, the server and the client took no time.
 """

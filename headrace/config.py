@@ -49,6 +49,7 @@ class EngineConfig:
     threads: int | None = flag(
         None, "worker threads (default: the cores this process may use)", "N"
     )
+    pin_threads: bool = flag(False, "bind each worker thread to a core of its own")
     backend: Literal["auto", "cpu", "reference"] = flag("auto", "how to execute the model")
     level: Literal["auto", "avx512", "avx2", "portable"] = flag("auto", "CPU instruction level")
     strict_kernels: bool = flag(False, "refuse to start where an op would take a slower path")

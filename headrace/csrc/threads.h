@@ -31,7 +31,7 @@ class Job {
 
 class Pool {
  public:
-  // threads: the caller's included. cpus: one per thread to pin to, or empty.
+  // threads: the caller's included. cpus: to pin threads to, in turn, or empty.
   Pool(int threads, const std::vector<int> &cpus);
   ~Pool();
   Pool(const Pool &) = delete;

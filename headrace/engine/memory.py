@@ -176,6 +176,7 @@ def make_plan(
         max_positions=length,
         vocabulary=model.tokens,
         threads=threads,
+        pinned=config.pin_threads,
     )
     sizes = backend.memory(model.program, model.weights, layout, limits)
     sizes = {**sizes, "process": PROCESS_BYTES}

@@ -28,7 +28,8 @@ class Limits:
     slots: sequences that hold a page table. max_blocks: blocks a sequence (table width).
     num_pages: pages of KV. max_positions: positions a sequence may have (rope tables).
     vocabulary: columns of the logits that may be sampled (the padded rest never is).
-    threads: worker threads a CPU back-end may use.
+    threads: worker threads a CPU back-end may use. pinned: each on a core of its own, in turn where
+    they are more.
     """
 
     max_tokens: int
@@ -41,6 +42,7 @@ class Limits:
     max_positions: int
     vocabulary: int
     threads: int = 1
+    pinned: bool = False
 
 
 class RaggedBatch:

@@ -1,6 +1,9 @@
 """What loading says of the kernels it chose, and what --strict-kernels refuses."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,3 +59,22 @@ def test_strict_kernels_takes_fast_models_and_refuses_the_reference() -> None:
         assert loaded.kernels["attention"] == level
         assert set(loaded.kernels) >= {"embed", "linear", "rope_store", "logits", "sample"}
         loaded.executable.close()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: all are bound to it")
+@pytest.mark.parametrize(("pinned", "bound"), [(True, 2), (False, 0)])
+def test_pinned_threads_have_a_core_each(pinned: bool, bound: int) -> None:
+    """In a process of its own: the thread that loads is one of them."""
+    text = (
+        "import os, sys; from headrace.config import EngineConfig\n"
+        "from headrace.engine.load import load\n"
+        "config = EngineConfig(sys.argv[1], kv_cache_memory_bytes=1 << 20, threads=2,"
+        f" pin_threads={pinned})\n"
+        "loaded = load(config)\n"
+        "tasks = [int(task) for task in os.listdir('/proc/self/task')]\n"
+        "masks = [os.sched_getaffinity(task) for task in tasks]\n"
+        "print(len({tuple(mask) for mask in masks if len(mask) == 1}))\n"
+        "loaded.executable.close()\n"
+    )
+    run = subprocess.run([sys.executable, "-c", text, str(TINY)], capture_output=True, text=True)
+    assert run.stdout.strip() == str(bound), run.stderr

@@ -101,7 +101,8 @@ class CpuExecutable:
         self.level = level
         self._program = program
         self._limits = limits
-        self._pool: _native.Pool | None = _native.Pool(max(1, limits.threads), [])
+        cores = sorted(os.sched_getaffinity(0)) if limits.pinned else []
+        self._pool: _native.Pool | None = _native.Pool(max(1, limits.threads), cores)
         sizes = plan(level, program, weights, layout, limits)
         self._memory: Memory | None = Memory(sizes, self._pool)
         self._native = build(level, program, weights, layout, limits, sizes, self._memory, progress)
