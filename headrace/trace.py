@@ -2,7 +2,7 @@
 
 A trace is JSON lines. The first is a header:
 
-    {"trace": "headrace", "version": 2, "pool": {...}, "knobs": {...}, "estimator": {...} | null}
+    {"trace": "headrace", "version": 3, "pool": {...}, "knobs": {...}, "estimator": {...} | null}
 
 each further one an input, in order, as an array that starts with its name:
 
@@ -41,7 +41,7 @@ from headrace.core.scheduler import Scheduler
 from headrace.cost.estimator import StepEstimator
 from headrace.errors import ConfigError
 
-TRACE_VERSION = 2
+TRACE_VERSION = 3
 
 
 class TraceWriter:

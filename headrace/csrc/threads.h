@@ -4,7 +4,7 @@
 // the last one opens the next stage. Nobody waits for a thread that has nothing in hand: a worker that
 // is asleep, or has lost its core to another process, is not missed, the others take its pieces. Idle
 // threads spin first (a step crosses hundreds of stages, each a few microseconds), then yield the
-// core, and after a while workers sleep.
+// core; between jobs workers sleep after a while.
 #pragma once
 #include <atomic>
 #include <condition_variable>

@@ -30,8 +30,7 @@ class Setup:
     routing: 'sticky' sends session s to replica s % replicas; 'least' to the one with the fewest
     tokens in flight; 'prefix' to the one that its shared prefix names, unless that has half as much
     again in flight as the mean, then as 'least'. jitter: sigma of a step's log-normal noise of
-    mean 1.
-    between: seconds from a step to the next that no plan prices (messages, streams).
+    mean 1. between: seconds from a step to the next that no plan prices (messages, streams).
     """
 
     pool: PoolConfig

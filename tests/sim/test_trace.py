@@ -134,7 +134,7 @@ def test_other_files_and_versions_are_refused(tmp_path: Path) -> None:
         (b"hello\n", "is not a trace"),
         (b"[]\n", "not a trace of headrace"),
         (b'{"trace": "headrace", "version": 99}\n', "version 99"),
-        (b'{"trace": "headrace", "version": 2, "estimator": null}\n', "header is damaged"),
+        (b'{"trace": "headrace", "version": 3, "estimator": null}\n', "header is damaged"),
     ):
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=message):
